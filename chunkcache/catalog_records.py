@@ -1,0 +1,195 @@
+"""The catalog's records and keys: how a document is laid out in the store.
+
+::
+
+    documents   namespace  C                          CounterRecord
+                namespace  I  id prefix  id digest    InfoRecord, in order of ids
+                namespace  T  id digest               TextRecord
+    chunks      namespace  chunk id                   ChunkRecord
+    vectors     namespace  chunk id  embedder digest  VectorRecord
+
+Every key begins with the tenant's namespace. Ids are hashed into keys, so their length never
+matters; the prefix of the id keeps a listing in order.
+"""
+
+from typing import cast
+
+import msgspec
+from blake3 import blake3
+
+from chunkcache.documents import Chunk, Document, Metadata
+from chunkcache.identity import (
+    ChunkId,
+    TenantNamespace,
+    TokenizerDigest,
+    decode_token_ids,
+    encode_token_ids,
+)
+from chunkcache.store.records import Record
+
+ID_PREFIX_BYTES = 256
+
+
+class CounterRecord(Record, frozen=True, kw_only=True):
+    """Numbers of one namespace.
+
+    Attributes:
+        generation: Changes so far.
+        num_documents: Documents now.
+    """
+
+    generation: int = 0
+    num_documents: int = 0
+
+
+class InfoRecord(Record, frozen=True, kw_only=True):
+    """A document without its text."""
+
+    document_id: str
+    version: int
+    digest: bytes
+    num_tokens: int
+    num_chunks: int
+    num_chars: int
+    metadata: bytes
+    tokenizer: bytes
+    chunking: str
+    created_at: float
+    updated_at: float
+
+
+class ChunkSpan(msgspec.Struct, array_like=True, frozen=True):
+    """A chunk as part of its document."""
+
+    chunk_id: bytes
+    start: int
+    end: int
+    token_ids: bytes
+
+
+class TextRecord(Record, frozen=True, kw_only=True):
+    """A document's text and how it was cut."""
+
+    text: str
+    chunks: list[ChunkSpan]
+
+
+class ChunkIdOnly(msgspec.Struct, array_like=True, frozen=True):
+    """The part of a :class:`ChunkSpan` that an index needs."""
+
+    chunk_id: bytes
+
+
+class ChunkIdsRecord(Record, frozen=True, kw_only=True):
+    """The part of a :class:`TextRecord` that an index needs; the text is not decoded."""
+
+    chunks: list[ChunkIdOnly]
+
+
+class ChunkRecord(Record, frozen=True, kw_only=True):
+    """A chunk, whichever documents it is part of.
+
+    Attributes:
+        num_documents: Documents that hold it, each counted once.
+        entry_keys: Entries to remove with it.
+    """
+
+    num_documents: int
+    entry_keys: tuple[bytes, ...] = ()
+
+
+class VectorRecord(Record, frozen=True, kw_only=True):
+    """An embedding: little-endian float32."""
+
+    data: bytes
+
+
+def document_digest(document_id: str) -> bytes:
+    """What stands for an id in keys, 32 bytes."""
+    return blake3(document_id.encode("utf-8")).digest()
+
+
+def counter_key(namespace: TenantNamespace) -> bytes:
+    """Key of a namespace's numbers."""
+    return namespace + b"C"
+
+
+def info_prefix(namespace: TenantNamespace) -> bytes:
+    """What the info keys of a namespace begin with."""
+    return namespace + b"I"
+
+
+def info_sort_key(namespace: TenantNamespace, document_id: str) -> bytes:
+    """What all ids with the same beginning share; UTF-8 sorts as code points do."""
+    return info_prefix(namespace) + document_id.encode("utf-8")[:ID_PREFIX_BYTES] + b"\x00"
+
+
+def info_key(namespace: TenantNamespace, document_id: str) -> bytes:
+    """Key of a document's :class:`InfoRecord`."""
+    return info_sort_key(namespace, document_id) + document_digest(document_id)
+
+
+def text_key(namespace: TenantNamespace, document_id: str) -> bytes:
+    """Key of a document's :class:`TextRecord`."""
+    return namespace + b"T" + document_digest(document_id)
+
+
+def chunk_key(namespace: TenantNamespace, chunk_id: ChunkId) -> bytes:
+    """Key of a :class:`ChunkRecord`, and the beginning of its vectors' keys."""
+    return namespace + chunk_id
+
+
+def encode_metadata(metadata: Metadata) -> bytes:
+    """Metadata as JSON; equal objects give equal bytes."""
+    return msgspec.json.encode(dict(metadata), order="sorted")
+
+
+def info_record(document: Document) -> InfoRecord:
+    """A document's record without its text."""
+    return InfoRecord(
+        document_id=document.document_id,
+        version=document.version,
+        digest=document.digest,
+        num_tokens=document.num_tokens,
+        num_chunks=len(document.chunks),
+        num_chars=len(document.text),
+        metadata=encode_metadata(document.metadata),
+        tokenizer=document.tokenizer,
+        chunking=document.chunking,
+        created_at=document.created_at,
+        updated_at=document.updated_at,
+    )
+
+
+def text_record(document: Document) -> TextRecord:
+    """A document's text and cuts."""
+    return TextRecord(
+        text=document.text,
+        chunks=[
+            ChunkSpan(c.chunk_id, c.start, c.end, encode_token_ids(c.token_ids))
+            for c in document.chunks
+        ],
+    )
+
+
+def decode_metadata(data: bytes) -> Metadata:
+    """Invert :func:`encode_metadata`."""
+    return cast(Metadata, msgspec.json.decode(data))
+
+
+def build_document(info: InfoRecord, text: TextRecord) -> Document:
+    """Invert :func:`info_record` and :func:`text_record`."""
+    return Document(
+        document_id=info.document_id,
+        text=text.text,
+        metadata=decode_metadata(info.metadata),
+        chunks=tuple(
+            Chunk(ChunkId(c.chunk_id), c.start, c.end, decode_token_ids(c.token_ids))
+            for c in text.chunks
+        ),
+        tokenizer=TokenizerDigest(info.tokenizer),
+        chunking=info.chunking,
+        version=info.version,
+        created_at=info.created_at,
+        updated_at=info.updated_at,
+    )

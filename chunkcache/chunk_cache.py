@@ -1,0 +1,309 @@
+"""``ChunkCache``: one tenant's documents, cached and asked. The library's front door."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from chunkcache.catalog import Catalog
+from chunkcache.catalog_values import DocumentInfo
+from chunkcache.comparison import compare
+from chunkcache.documents import Chunk, Document, Metadata, canonical_text
+from chunkcache.engine.request import GenerationJob
+from chunkcache.errors import DocumentNotFoundError
+from chunkcache.fusion.plan import FusionPlan, plan_fusion
+from chunkcache.fusion.policies.registry import PolicyOptions, make_policy
+from chunkcache.planning import AskOptions, DocumentRef, PromptPlanner
+from chunkcache.precache import Item, OnProgress, PrecacheRun
+from chunkcache.results import Answer, IngestResult, PrecacheSummary
+from chunkcache.runtime import Progress, Runtime
+from chunkcache.settings import load_settings
+from chunkcache.splitting import TextFormat
+from chunkcache.streaming import StreamingAnswer
+from chunkcache.text_files import find_text_files
+
+DEFAULT_TENANT = "default"
+
+
+class ChunkCache:
+    """One tenant's documents over a :class:`~chunkcache.runtime.Runtime`.
+
+    Example::
+
+        with ChunkCache.open(store="my.store") as cache:
+            cache.put("handbook", text)
+            print(cache.answer("What is the PIN?", ["handbook"]).text)
+
+    Attributes:
+        runtime: Model, store and engine.
+        catalog: The tenant's documents.
+    """
+
+    def __init__(
+        self, runtime: Runtime, tenant: str = DEFAULT_TENANT, *, owns_runtime: bool = False
+    ) -> None:
+        self.runtime = runtime
+        self.catalog = Catalog(runtime.env, runtime.namespace(tenant))
+        self._planner = PromptPlanner(runtime, self.catalog)
+        self._owns_runtime = owns_runtime
+
+    @classmethod
+    def open(
+        cls,
+        store: str | Path | None = None,
+        model: str | None = None,
+        *,
+        progress: Progress = lambda line: None,
+        **settings: Any,
+    ) -> "ChunkCache":
+        """Open a store with a model.
+
+        Args:
+            store: Directory of the store; made if it is not there.
+            model: ``demo``, a directory, a ``.gguf`` file or a hub id.
+            progress: Told what is going on, one line at a time.
+            **settings: Any other field of :class:`~chunkcache.settings.Settings`.
+
+        Raises:
+            ModelError: The model cannot be loaded, is not supported, or fails the gate.
+            StoreError: The store cannot be used.
+            InvalidValueError: A setting is unknown or out of range.
+        """
+        loaded = load_settings(store=store, model=model, **settings)
+        return cls(Runtime.open(loaded, progress), owns_runtime=True)
+
+    def close(self) -> None:
+        """Close the runtime, if this object opened it; idempotent."""
+        if self._owns_runtime:
+            self.runtime.close()
+
+    def __enter__(self) -> "ChunkCache":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def put(
+        self,
+        document_id: str,
+        text: str,
+        metadata: Metadata | None = None,
+        *,
+        text_format: TextFormat = "text",
+    ) -> IngestResult:
+        """Store a document and prefill its chunks; when this returns, questions hit.
+
+        Putting the same text again changes nothing and costs a look-up.
+
+        Raises:
+            InvalidValueError: Id, text or metadata are not acceptable.
+            EmptyDocumentError: Nothing to cache in the text.
+            StoreFullError: No room; nothing of this document was kept.
+        """
+        return self.ingest(document_id, text, metadata or {}, text_format=text_format)
+
+    def ingest(
+        self,
+        document_id: str,
+        text: str,
+        metadata: Metadata,
+        *,
+        text_format: TextFormat = "text",
+        map_chunks: Callable[..., Iterable[bool]] = map,
+        on_prefill: Callable[[int], None] = lambda num_tokens: None,
+    ) -> IngestResult:
+        """As :meth:`put`, with a say in how chunks are prefilled.
+
+        Args:
+            document_id: The caller's id.
+            text: The document.
+            metadata: A JSON object.
+            text_format: How to cut it.
+            map_chunks: Like the built-in ``map``; a pool's ``map`` overlaps writing with work.
+            on_prefill: Told a chunk's tokens after it has been computed.
+        """
+        text = canonical_text(text)
+        runtime = self.runtime
+        document = Document(
+            document_id=document_id,
+            text=text,
+            metadata=metadata,
+            chunks=runtime.splitter.split(text, self.catalog.namespace, text_format),
+            tokenizer=runtime.model.tokenizer.digest,
+            chunking=runtime.splitter.fingerprint(text_format),
+        )
+        stored = self.catalog.put(document, now=time.time())
+        runtime.stack.drop(stored.removed_entry_keys)
+        distinct = list({c.chunk_id: c for c in document.chunks}.values())
+        system_ids = self._planner.system_ids(None)
+
+        def ensure(chunk: Chunk) -> bool:
+            identity = self._planner.identity(chunk.token_ids, system_ids)
+            if runtime.stack.contains(identity.key()):
+                return False
+            with runtime.ensure_entry(identity) as lease:
+                return lease.source == "computed"
+
+        num_prefilled = num_prefilled_tokens = 0
+        for chunk, was_prefilled in zip(distinct, map_chunks(ensure, distinct), strict=True):
+            if was_prefilled:
+                num_prefilled += 1
+                num_prefilled_tokens += len(chunk.token_ids)
+                on_prefill(len(chunk.token_ids))
+        return IngestResult(
+            status=stored.status,
+            document_id=document_id,
+            version=stored.document.version,
+            digest=stored.document.digest.hex(),
+            num_tokens=document.num_tokens,
+            num_chunks=len(document.chunks),
+            prefilled_chunks=num_prefilled,
+            prefilled_tokens=num_prefilled_tokens,
+            reused_chunks=len(distinct) - num_prefilled,
+        )
+
+    def get(self, document_id: str) -> Document:
+        """A document.
+
+        Raises:
+            DocumentNotFoundError: There is none of that id.
+        """
+        return self.catalog.require(document_id)
+
+    def list(self, *, after: str | None = None, limit: int = 100) -> "list[DocumentInfo]":
+        """Documents in order of their ids, behind ``after``."""
+        return self.catalog.list(after=after, limit=limit)
+
+    def delete(self, document_id: str) -> int:
+        """Remove a document from every tier.
+
+        Returns:
+            How many entries were removed (chunks that other documents hold too stay).
+
+        Raises:
+            DocumentNotFoundError: There is none of that id.
+        """
+        result = self.catalog.delete(document_id)
+        if not result.existed:
+            raise DocumentNotFoundError(
+                f"there is no document {document_id!r}", param="document_id"
+            )
+        self.runtime.stack.drop(result.removed_entry_keys)
+        return len(result.removed_entry_keys)
+
+    def precache(
+        self,
+        items: Iterable[Item | str | Path],
+        *,
+        on_progress: OnProgress = lambda progress: None,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> PrecacheSummary:
+        """Cache a corpus: paths of files and folders, or items.
+
+        Args:
+            items: Paths, :class:`~chunkcache.precache.TextItem` values, or both.
+            on_progress: Told how far it is.
+            should_stop: Asked before each item; True ends the run cleanly.
+
+        Raises:
+            StoreError: The store failed; what was finished is kept.
+        """
+        return PrecacheRun(self, on_progress, should_stop).run(_expand(items))
+
+    def stream(
+        self,
+        question: str,
+        documents: Sequence[str | DocumentRef],
+        options: AskOptions | None = None,
+    ) -> StreamingAnswer:
+        """Ask, and read the answer as it grows.
+
+        Args:
+            question: The question; it may be empty.
+            documents: Ids or references, in the order they should stand in the prompt.
+            options: How.
+
+        Raises:
+            DocumentNotFoundError: A document is not there.
+            ContextLengthExceededError: The prompt does not fit.
+            InvalidValueError: Another argument is not acceptable.
+            QueueFullError: Too many requests wait.
+        """
+        options = options or AskOptions()
+        plan = self.plan(question, documents, options)
+        return self._start(plan, options)
+
+    def answer(
+        self,
+        question: str,
+        documents: Sequence[str | DocumentRef],
+        *,
+        compare: bool = False,
+        options: AskOptions | None = None,
+        policy: str | None = None,
+        recompute_ratio: float | None = None,
+        max_tokens: int | None = None,
+    ) -> Answer:
+        """Ask, and wait for the answer. Errors as in :meth:`stream`.
+
+        Args:
+            question: The question.
+            documents: Ids or references, in prompt order.
+            compare: Also run the full prefill on the same prompt, and say how close the answer is.
+            options: How; the three arguments below override it.
+            policy: Recompute policy.
+            recompute_ratio: Its ratio.
+            max_tokens: Largest number of answer tokens.
+        """
+        options = options or AskOptions()
+        if policy is not None:
+            options = replace(options, policy=policy)
+        if recompute_ratio is not None:
+            given = replace(options.policy_options, recompute_ratio=recompute_ratio)
+            options = replace(options, policy_options=given)
+        if max_tokens is not None:
+            options = replace(options, max_tokens=max_tokens)
+        growing = self.stream(question, documents, options)
+        answer = growing.answer()
+        return self.compare(answer, growing, options) if compare else answer
+
+    def compare(self, answer: Answer, growing: StreamingAnswer, options: AskOptions) -> Answer:
+        """Run the full prefill of a finished answer's prompt and put it beside the answer."""
+        plan = plan_fusion(
+            growing.plan.parts,
+            growing.plan.identities,
+            make_policy("full", PolicyOptions(), 0.0),
+            preparation=growing.plan.preparation,
+            codec_is_lossless=growing.plan.codec_is_lossless,
+            on_miss=options.on_miss,
+            limits=self.runtime.limits,
+        )
+        full = self._start(plan, options).finished()
+        return replace(answer, comparison=compare(growing.finished(), full))
+
+    def plan(
+        self, question: str, documents: Sequence[str | DocumentRef], options: AskOptions
+    ) -> FusionPlan:
+        """What :meth:`stream` would do, without any model work. Errors as there."""
+        return self._planner.plan(question, documents, options)
+
+    def _start(self, plan: FusionPlan, options: AskOptions) -> StreamingAnswer:
+        job = GenerationJob(plan, options.sampling, options.max_tokens)
+        stream = self.runtime.engine.submit(job)
+        return StreamingAnswer(stream, plan, self.runtime.model.runner.name)
+
+
+def _expand(items: Iterable[Item | str | Path]) -> Iterator[Item]:
+    """Replace paths by the files under them, in order."""
+    for item in items:
+        if isinstance(item, (str, Path)):
+            yield from find_text_files([Path(item)])
+        else:
+            yield item

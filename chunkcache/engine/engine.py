@@ -1,0 +1,278 @@
+"""The engine: one thread that owns the model.
+
+Requests and tasks come by a queue. The thread alternates one step of the fusion at hand with one
+decode tile for the answers that are growing, so that a long prefill does not stall streams. A
+fusion's steps have fixed boundaries, each request is fused alone, and decoding has a fixed shape:
+an answer's bits do not depend on the load.
+"""
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+import structlog
+import torch
+
+from chunkcache.engine.decode import DecodeTile
+from chunkcache.engine.request import ActiveRequest, GenerationJob
+from chunkcache.engine.stream import AnswerStream
+from chunkcache.errors import (
+    ChunkCacheError,
+    ContextLengthExceededError,
+    DrainingError,
+    EngineFailedError,
+    InvalidValueError,
+    QueueFullError,
+)
+from chunkcache.fusion.fuse import Fusion, LoadEntry
+from chunkcache.model.runner import ModelRunner
+from chunkcache.model.tokenising import TextTokenizer
+from chunkcache.pages import PagePool
+
+Result = TypeVar("Result")
+
+_log = structlog.get_logger("chunkcache.engine")
+
+
+class Engine:
+    """Owns the model thread.
+
+    Args:
+        runner: The model; only the engine's thread runs it from now on.
+        tokenizer: Turns answers into text.
+        pool: Pages for the requests in flight.
+        load_entry: Finds or computes entries; called on the engine's thread.
+        tile_rows: Rows of the decode tile, and so answers that grow at once.
+        max_queued: Requests that may wait.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        tokenizer: TextTokenizer,
+        pool: PagePool,
+        load_entry: LoadEntry,
+        *,
+        tile_rows: int,
+        max_queued: int,
+    ) -> None:
+        self._runner = runner
+        self._tokenizer = tokenizer
+        self._pool = pool
+        self._load_entry = load_entry
+        self._tile = DecodeTile(runner, pool, tile_rows)
+        self._max_queued = max_queued
+        self._inbox: queue.SimpleQueue[ActiveRequest | Callable[[], None] | None] = (
+            queue.SimpleQueue()
+        )
+        self._tasks: deque[Callable[[], None]] = deque()
+        self._waiting: deque[ActiveRequest] = deque()
+        self._fusing: ActiveRequest | None = None
+        self._decoding: list[ActiveRequest] = []
+        self._num_open = 0
+        self._lock = threading.Lock()
+        self._is_draining = False
+        self._thread = threading.Thread(target=self._run, name="chunkcache-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def num_open_requests(self) -> int:
+        """Requests submitted and not yet ended."""
+        with self._lock:
+            return self._num_open
+
+    def check_fits(self, num_prompt_tokens: int) -> int:
+        """How many answer tokens a prompt leaves room for.
+
+        Raises:
+            ContextLengthExceededError: None; the message names the limit and the size.
+        """
+        limit = min(self._runner.spec.max_positions, self._pool.num_pages * self._pool.page_tokens)
+        if num_prompt_tokens >= limit:
+            raise ContextLengthExceededError(
+                f"the prompt has {num_prompt_tokens} tokens; with at least one answer token it "
+                f"must fit {limit}",
+                param="document_ids",
+            )
+        return limit - num_prompt_tokens
+
+    def submit(self, job: GenerationJob) -> AnswerStream:
+        """Queue a request; ``max_tokens`` is cut to what the context leaves room for.
+
+        Raises:
+            ContextLengthExceededError: It can never fit.
+            QueueFullError: Too many requests wait.
+            DrainingError: The engine is stopping.
+            InvalidValueError: ``max_tokens`` is less than 1.
+        """
+        if job.max_tokens < 1:
+            raise InvalidValueError("max_tokens is less than 1", param="max_tokens")
+        room = self.check_fits(job.plan.layout.num_tokens)
+        if room < job.max_tokens:
+            job = GenerationJob(job.plan, job.sampling, room)
+        stream = AnswerStream(on_cancel=lambda: self._inbox.put(lambda: None))
+        request = ActiveRequest(job, stream, self._tokenizer, self._runner.eos_token_ids)
+        with self._lock:
+            self._check_accepting()
+            if self._num_open >= self._max_queued + self._tile.num_rows:
+                raise QueueFullError(f"{self._num_open} requests are in flight; try again later")
+            self._num_open += 1
+            self._inbox.put(request)
+        return stream
+
+    def call(self, task: Callable[[], Result]) -> "Future[Result]":
+        """Run a callable on the engine's thread, between steps.
+
+        Raises:
+            DrainingError: The engine is stopping.
+        """
+        future: Future[Result] = Future()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(task())
+            except BaseException as error:  # handed to whoever waits for the future
+                future.set_exception(error)
+
+        with self._lock:
+            self._check_accepting()
+            self._inbox.put(run)
+        return future
+
+    def is_engine_thread(self) -> bool:
+        """Whether the caller runs on the engine's thread."""
+        return threading.current_thread() is self._thread
+
+    def close(self) -> None:
+        """Finish what was accepted, then stop; idempotent."""
+        with self._lock:
+            if not self._is_draining:
+                self._is_draining = True
+                self._inbox.put(None)
+        self._thread.join()
+        self._pool.check_integrity()
+
+    def _check_accepting(self) -> None:
+        if self._is_draining:
+            raise DrainingError("the engine is stopping")
+
+    @torch.inference_mode()
+    def _run(self) -> None:
+        is_stopping = False
+        while True:
+            is_busy = bool(
+                self._tasks or self._waiting or self._decoding or self._fusing is not None
+            )
+            if is_stopping and not is_busy and self._inbox.empty():
+                return
+            is_stopping |= self._accept(wait=not is_busy and not is_stopping)
+            self._drop_cancelled()
+            if self._tasks:
+                self._tasks.popleft()()
+            self._advance_fusion()
+            self._advance_decoding()
+
+    def _accept(self, *, wait: bool) -> bool:
+        """Take what has come in; returns whether the end was announced."""
+        while wait or not self._inbox.empty():
+            wait = False
+            item = self._inbox.get()
+            if item is None:
+                return True
+            if isinstance(item, ActiveRequest):
+                self._waiting.append(item)
+            else:
+                self._tasks.append(item)
+        return False
+
+    def _drop_cancelled(self) -> None:
+        if self._fusing is not None and self._fusing.stream.is_cancelled:
+            request, self._fusing = self._fusing, None
+            self._end(request, request.cancel)
+        for request in [r for r in self._waiting if r.stream.is_cancelled]:
+            self._waiting.remove(request)
+            self._end(request, request.cancel)
+        for request in [r for r in self._decoding if r.stream.is_cancelled]:
+            self._decoding.remove(request)
+            self._end(request, request.cancel)
+
+    def _advance_fusion(self) -> None:
+        if self._fusing is None:
+            self._start_next()
+        request = self._fusing
+        if request is None:
+            return
+        assert request.steps is not None
+        try:
+            next(request.steps)
+        except StopIteration as stop:
+            self._fusing = None
+            request.steps = None
+            outcome = request.outcome = stop.value
+            self._decoding.append(request)
+            self._guarded(request, lambda: self._take(request, outcome.logits))
+        except Exception as error:  # the request fails, the engine goes on
+            self._fusing = None
+            self._fail(request, error)
+
+    def _start_next(self) -> None:
+        """Begin the fusion at the head of the queue, if there is room for it."""
+        if not self._waiting or len(self._decoding) >= self._tile.num_rows:
+            return
+        request = self._waiting[0]
+        pages = self._pool.allocate(request.num_slots)
+        if pages is None:
+            return
+        self._waiting.popleft()
+        request.pages = pages
+        request.started_at = time.perf_counter()
+        fusion = Fusion(self._runner, self._pool, pages, request.job.plan, self._load_entry)
+        request.steps = fusion.steps()
+        self._fusing = request
+
+    def _advance_decoding(self) -> None:
+        if not self._decoding:
+            return
+        requests = list(self._decoding)
+        try:
+            logits = self._tile.step([r.next_row() for r in requests])
+        except Exception as error:  # every answer of the tile fails, the engine goes on
+            for request in requests:
+                self._decoding.remove(request)
+                self._fail(request, error)
+            return
+        for request, row in zip(requests, logits, strict=True):
+            self._guarded(request, lambda r=request, x=row: self._take(r, x))
+
+    def _take(self, request: ActiveRequest, logits: torch.Tensor) -> None:
+        reason = request.take(logits)
+        if reason is not None:
+            self._decoding.remove(request)
+            self._end(request, lambda: request.finish(reason))
+
+    def _guarded(self, request: ActiveRequest, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Exception as error:  # the request fails, the engine goes on
+            if request in self._decoding:
+                self._decoding.remove(request)
+            self._fail(request, error)
+
+    def _fail(self, request: ActiveRequest, error: Exception) -> None:
+        if not isinstance(error, ChunkCacheError):
+            _log.error("request_failed", exc_info=error)
+            failure = EngineFailedError("the request failed inside the engine; see the log")
+            failure.__cause__ = error
+            error = failure
+        self._end(request, lambda: request.fail(error))
+
+    def _end(self, request: ActiveRequest, action: Callable[[], None]) -> None:
+        with self._lock:
+            self._num_open -= 1
+        action()

@@ -1,0 +1,131 @@
+"""One request inside the engine: its plan, its pages, its growing answer."""
+
+import time
+from collections.abc import Generator
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from chunkcache.engine.decode import DecodeRow
+from chunkcache.engine.sampling import Sampler, SamplingParams
+from chunkcache.engine.stream import AnswerStream, Finished, TextDelta
+from chunkcache.errors import RequestCancelledError
+from chunkcache.fusion.fuse import FusionOutcome
+from chunkcache.fusion.plan import FusionPlan
+from chunkcache.model.tokenising import TextTokenizer
+from chunkcache.pages import PageLease
+from chunkcache.results import FinishReason
+
+
+@dataclass(frozen=True)
+class GenerationJob:
+    """What is asked of the engine.
+
+    Attributes:
+        plan: The fusion.
+        sampling: How tokens are drawn.
+        max_tokens: Largest number of answer tokens, at least 1.
+    """
+
+    plan: FusionPlan
+    sampling: SamplingParams
+    max_tokens: int
+
+
+@dataclass
+class ActiveRequest:
+    """A request in flight. Only the engine's thread touches it, after construction.
+
+    Grouped by who sets it: construction; the engine at the start of the fusion (``pages``,
+    ``steps``, ``started_at``); the engine at its end (``outcome`` and what follows).
+    """
+
+    job: GenerationJob
+    stream: AnswerStream
+    tokenizer: TextTokenizer
+    eos_token_ids: frozenset[int]
+    submitted_at: float = field(default_factory=time.perf_counter)
+
+    pages: PageLease | None = None
+    steps: Generator[None, None, FusionOutcome] | None = None
+    started_at: float = 0.0
+
+    outcome: FusionOutcome | None = None
+    first_token_at: float = 0.0
+    token_ids: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Give the request a sampler and a decoder of its own."""
+        self._sampler = Sampler(self.job.sampling)
+        self._decoder = self.tokenizer.stream()
+        self._text: list[str] = []
+
+    @property
+    def num_slots(self) -> int:
+        """Token slots the request may need: its prompt and all but the last answer token."""
+        return self.job.plan.layout.num_tokens + self.job.max_tokens
+
+    def next_row(self) -> DecodeRow:
+        """The step that produces the next token."""
+        assert self.pages is not None
+        assert self.outcome is not None
+        position = self.outcome.layout.num_tokens + len(self.token_ids) - 1
+        return DecodeRow(self.token_ids[-1], position, self.pages)
+
+    def take(self, logits: torch.Tensor) -> FinishReason | None:
+        """Draw a token, publish its text, say whether the answer ends with it.
+
+        Args:
+            logits: fp32 ``[vocab]``.
+        """
+        token_id = self._sampler.draw(logits)
+        if not self.first_token_at:
+            self.first_token_at = time.perf_counter()
+        if token_id in self.eos_token_ids:
+            return "stop"
+        self.token_ids.append(token_id)
+        piece = self._decoder.push(token_id)
+        self._text.append(piece)
+        self.stream.publish(TextDelta(token_id, piece))
+        return "length" if len(self.token_ids) >= self.job.max_tokens else None
+
+    def finish(self, reason: FinishReason) -> None:
+        """Publish the end and give everything back."""
+        assert self.outcome is not None
+        now = time.perf_counter()
+        report = self.outcome.report
+        timings = replace(
+            report.timings,
+            queue_ms=(self.started_at - self.submitted_at) * 1e3,
+            ttft_ms=(self.first_token_at - self.submitted_at) * 1e3,
+            decode_ms=(now - self.first_token_at) * 1e3,
+        )
+        self._text.append(self._decoder.finish())
+        self.release()
+        self.stream.publish(
+            Finished(
+                text="".join(self._text),
+                token_ids=tuple(self.token_ids),
+                finish_reason=reason,
+                report=replace(report, timings=timings),
+                first_logits=self.outcome.logits,
+            )
+        )
+
+    def fail(self, error: BaseException) -> None:
+        """Publish a failure and give everything back."""
+        self.release()
+        self.stream.publish(error)
+
+    def cancel(self) -> None:
+        """End a request whose reader gave up."""
+        self.fail(RequestCancelledError("the request was cancelled"))
+
+    def release(self) -> None:
+        """Give pages and leases back; idempotent."""
+        if self.steps is not None:
+            self.steps.close()
+            self.steps = None
+        if self.pages is not None:
+            self.pages.release()
+            self.pages = None

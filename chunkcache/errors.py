@@ -1,0 +1,169 @@
+"""Every error a caller can cause or meet, each with a stable code.
+
+The tree (code, HTTP status)::
+
+    ChunkCacheError
+    ├── InvalidValueError           invalid_value            400
+    │   ├── EmptyDocumentError      empty_document           400
+    │   └── UnsupportedParameterError  unsupported_parameter 400
+    ├── ContextLengthExceededError  context_length_exceeded  400
+    ├── DocumentNotFoundError       document_not_found       404
+    ├── DigestMismatchError         digest_mismatch          409
+    ├── CacheMissError              cache_miss               422
+    ├── QueueFullError              queue_full               429
+    ├── RequestCancelledError       request_cancelled        499
+    ├── EngineFailedError           internal_error           500
+    ├── DrainingError               draining                 503
+    ├── StoreError                  store_error              503
+    │   ├── StoreFormatError        store_format             503
+    │   ├── StoreLockedError        store_locked             503
+    │   └── StoreFullError          store_full               507
+    └── ModelError                  model_error              503
+        ├── UnsupportedModelError   unsupported_model        503
+        ├── ModelFilesError         model_files              503
+        └── GateFailedError         gate_failed              503
+
+Messages carry values a caller needs and never a traceback or another tenant's data.
+"""
+
+from typing import ClassVar
+
+
+class ChunkCacheError(Exception):
+    """Root of the tree; ``code`` is stable across releases, ``status`` is its HTTP status.
+
+    Args:
+        message: One sentence for a person, with the values that matter.
+        param: The request field at fault, where there is one.
+    """
+
+    code: ClassVar[str] = "internal_error"
+    status: ClassVar[int] = 500
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class InvalidValueError(ChunkCacheError):
+    """A request field or setting holds a value that is out of range or of the wrong form."""
+
+    code = "invalid_value"
+    status = 400
+
+
+class EmptyDocumentError(InvalidValueError):
+    """A document holds nothing to cache once text rules are applied."""
+
+    code = "empty_document"
+
+
+class UnsupportedParameterError(InvalidValueError):
+    """A known request field asks for something that this build does not do."""
+
+    code = "unsupported_parameter"
+
+
+class ContextLengthExceededError(ChunkCacheError):
+    """The assembled prompt (plus the answer asked for) does not fit the model or the page pool."""
+
+    code = "context_length_exceeded"
+    status = 400
+
+
+class DocumentNotFoundError(ChunkCacheError):
+    """No such document for this tenant; another tenant's document gives the same error."""
+
+    code = "document_not_found"
+    status = 404
+
+
+class DigestMismatchError(ChunkCacheError):
+    """The caller's expected digest is not the digest of what is stored."""
+
+    code = "digest_mismatch"
+    status = 409
+
+
+class CacheMissError(ChunkCacheError):
+    """A chunk is not cached and the request said ``on_miss: error``."""
+
+    code = "cache_miss"
+    status = 422
+
+
+class QueueFullError(ChunkCacheError):
+    """The engine's queue is at its limit; try again later."""
+
+    code = "queue_full"
+    status = 429
+
+
+class RequestCancelledError(ChunkCacheError):
+    """The request was cancelled by its caller before it finished."""
+
+    code = "request_cancelled"
+    status = 499
+
+
+class EngineFailedError(ChunkCacheError):
+    """A request failed inside the engine by a fault of ours."""
+
+
+class DrainingError(ChunkCacheError):
+    """The engine is stopping and takes no further requests."""
+
+    code = "draining"
+    status = 503
+
+
+class StoreError(ChunkCacheError):
+    """The store cannot be used as asked."""
+
+    code = "store_error"
+    status = 503
+
+
+class StoreFormatError(StoreError):
+    """The store was written by another format version, or is damaged as a whole."""
+
+    code = "store_format"
+
+
+class StoreLockedError(StoreError):
+    """Another process holds the store in a mode that excludes this one."""
+
+    code = "store_locked"
+
+
+class StoreFullError(StoreError):
+    """Neither the map nor the disk has room; nothing of the failed write was kept."""
+
+    code = "store_full"
+    status = 507
+
+
+class ModelError(ChunkCacheError):
+    """The model cannot be used as asked."""
+
+    code = "model_error"
+    status = 503
+
+
+class UnsupportedModelError(ModelError):
+    """The model's family, or a property of it, is not supported; the message names which."""
+
+    code = "unsupported_model"
+
+
+class ModelFilesError(ModelError):
+    """A model directory lacks a file, or holds one that cannot be read."""
+
+    code = "model_files"
+
+
+class GateFailedError(ModelError):
+    """The start-up gate found that this model's reuse path does not reproduce its plain forward."""
+
+    code = "gate_failed"

@@ -1,0 +1,1 @@
+"""Fusion: place entries, select rows, recompute them."""

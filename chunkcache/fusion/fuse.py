@@ -1,0 +1,363 @@
+"""One fusion: load entries, place them, select rows, recompute them.
+
+A fusion is a generator of steps with fixed boundaries (one layer, one entry), so that an engine
+can do other work in between without changing a bit of the result.
+"""
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from chunkcache.accounting import PromptTokenAccount
+from chunkcache.errors import CacheMissError
+from chunkcache.fusion.cost import CostMeter
+from chunkcache.fusion.layout import Layout, Segment
+from chunkcache.fusion.place import place_entry
+from chunkcache.fusion.plan import FusionPlan
+from chunkcache.fusion.policy import Candidates, RowSelection
+from chunkcache.fusion.recompute import (
+    LayerRows,
+    SequenceKV,
+    only_last_row,
+    run_rows,
+)
+from chunkcache.fusion.rows import PromptRows, rows_by_role
+from chunkcache.fusion.signals import QueryProbe, value_deviation
+from chunkcache.identity import EntryIdentity
+from chunkcache.model.runner import ModelRunner
+from chunkcache.pages import PageLease, PagePool
+from chunkcache.results import ChunkSource, DocumentReport, FusionReport, ReuseWarning, Timings
+from chunkcache.store.lease import Lease
+from chunkcache.store.tier import MissReason, NotStored
+
+LoadEntry = Callable[[EntryIdentity, bool], Lease | MissReason]
+"""Finds an entry; with True, computes it where it is missing."""
+
+
+@dataclass(frozen=True)
+class FusionOutcome:
+    """What a fusion leaves behind.
+
+    Attributes:
+        logits: fp32 ``[vocab]`` of the prompt's last token.
+        layout: The prompt that was run (chunks left out by ``on_miss: skip`` are not in it).
+        report: What was reused and what was run; timings without queue and decode.
+    """
+
+    logits: torch.Tensor
+    layout: Layout
+    report: FusionReport
+
+
+@dataclass
+class _Stopwatch:
+    """Milliseconds by stage."""
+
+    spent_ms: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    _since: float = field(default_factory=time.perf_counter)
+
+    def lap(self, stage: str) -> float:
+        now = time.perf_counter()
+        elapsed_ms = (now - self._since) * 1e3
+        self._since = now
+        self.spent_ms[stage] += elapsed_ms
+        return elapsed_ms
+
+    def restart(self) -> None:
+        """Leave out what happened since the last lap: the engine did other work."""
+        self._since = time.perf_counter()
+
+
+@dataclass
+class _LoadedChunk:
+    segment: Segment
+    source: ChunkSource
+    load_ms: float
+    lease: Lease | None = None
+    is_exact: bool = False
+
+
+class Fusion:
+    """Runs one :class:`FusionPlan` on pages of its own.
+
+    Args:
+        runner: The model.
+        pool: Where the pages are.
+        pages: Slots for at least the plan's prompt.
+        plan: What to do.
+        load_entry: Finds or computes entries.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        pool: PagePool,
+        pages: PageLease,
+        plan: FusionPlan,
+        load_entry: LoadEntry,
+    ) -> None:
+        self._runner = runner
+        self._pool = pool
+        self._pages = pages
+        self._plan = plan
+        self._load_entry = load_entry
+        self._watch = _Stopwatch()
+        self._cost = CostMeter(runner.spec.num_layers)
+        self._warnings: list[ReuseWarning] = list(plan.warnings)
+
+    def steps(self) -> Generator[None, None, FusionOutcome]:
+        """Run; yields between steps, returns the outcome. Closing it early releases every lease.
+
+        Raises:
+            CacheMissError: A chunk is missing and the plan says ``on_miss: error``.
+        """
+        self._watch.restart()
+        loaded: list[_LoadedChunk] = []
+        try:
+            yield from self._load(loaded)
+            layout = self._final_layout(loaded)
+            device = self._runner.device
+            sequence = SequenceKV.over(
+                self._runner, self._pool.k, self._pool.v, self._pages.slots[: layout.num_tokens]
+            )
+            token_ids = torch.tensor(layout.token_ids, dtype=torch.int64, device=device)
+            kept = [c for c in loaded if c.source != "skipped"]
+            for chunk, segment in zip(kept, layout.chunks, strict=True):
+                if chunk.lease is not None:
+                    place_entry(sequence, chunk.lease.entry, segment.start)
+                    chunk.is_exact = self._plan.is_exact_at(segment.start, layout)
+                    chunk.lease.release()
+            self._watch.lap("place")
+        finally:
+            for chunk in loaded:
+                if chunk.lease is not None:
+                    chunk.lease.release()
+        yield
+        self._watch.restart()
+        rows = rows_by_role(
+            layout, [c.lease is not None for c in kept], [c.is_exact for c in kept], device
+        )
+        selection, probe_ran = self._select(layout, sequence, token_ids, rows)
+        yield
+        self._watch.restart()
+        logits, recomputed = yield from self._recompute(
+            layout, sequence, token_ids, rows, selection, probe_ran
+        )
+        report = self._report(layout, loaded, recomputed)
+        return FusionOutcome(logits, layout, report)
+
+    def _load(self, loaded: list[_LoadedChunk]) -> Generator[None, None, None]:
+        plan = self._plan
+        for segment, identity in zip(plan.layout.chunks, plan.identities, strict=True):
+            if not plan.policy.places_entries:
+                loaded.append(_LoadedChunk(segment, "not_loaded", 0.0))
+                continue
+            assert segment.chunk is not None
+            found = self._load_entry(identity, plan.on_miss == "prefill")
+            if isinstance(found, Lease) and found.warning == NotStored.NON_FINITE:
+                found.release()
+                loaded.append(_LoadedChunk(segment, "computed", self._watch.lap("prefill")))
+                self._warn("entry_non_finite", "has no finite entry: ran in place", segment)
+            elif isinstance(found, Lease):
+                stage = "prefill" if found.source == "computed" else "load"
+                chunk = _LoadedChunk(segment, found.source, self._watch.lap(stage), found)
+                loaded.append(chunk)
+                self._note_load(segment, found)
+            elif plan.on_miss == "error":
+                raise CacheMissError(
+                    f"chunk {segment.chunk.chunk_index} of document "
+                    f"{segment.chunk.document_id!r} is not cached ({found})",
+                    param="document_ids",
+                )
+            else:
+                loaded.append(_LoadedChunk(segment, "skipped", self._watch.lap("load")))
+                self._warn("chunk_skipped", f"left out: not cached ({found})", segment)
+            yield
+            self._watch.restart()
+
+    def _note_load(self, segment: Segment, lease: Lease) -> None:
+        if lease.miss is not None and lease.miss != MissReason.ABSENT:
+            self._warn(
+                f"miss_{lease.miss}", "the stored entry was unusable: computed anew", segment
+            )
+        if lease.warning is not None:
+            self._warn(f"not_stored_{lease.warning}", "computed, but could not be kept", segment)
+
+    def _warn(self, code: str, message: str, segment: Segment) -> None:
+        assert segment.chunk is not None
+        chunk = segment.chunk
+        self._warnings.append(
+            ReuseWarning(code, f"chunk {chunk.chunk_index} {message}", chunk.document_id)
+        )
+
+    def _final_layout(self, loaded: Sequence[_LoadedChunk]) -> Layout:
+        skipped = {i for i, c in enumerate(loaded) if c.source == "skipped"}
+        return self._plan.layout_without(skipped) if skipped else self._plan.layout
+
+    def _select(
+        self,
+        layout: Layout,
+        sequence: SequenceKV,
+        token_ids: torch.Tensor,
+        rows: PromptRows,
+    ) -> tuple[RowSelection, bool]:
+        probe = QueryProbe(
+            self._runner, sequence, token_ids, rows.fixed, layout.query_positions, self._cost
+        )
+        candidates = Candidates(
+            positions=rows.candidates,
+            chunk_of=rows.chunk_of,
+            offset_in_chunk=rows.offset_in_chunk,
+            num_layers=self._runner.spec.num_layers,
+            query_attention=lambda layers, how: probe.attention(layers, how)[rows.candidates],
+        )
+        selection = self._plan.policy.select(candidates)
+        assert selection.chosen.shape == rows.candidates.shape
+        self._watch.lap("probe")
+        return selection, probe.has_run
+
+    def _recompute(
+        self,
+        layout: Layout,
+        sequence: SequenceKV,
+        token_ids: torch.Tensor,
+        rows: PromptRows,
+        selection: RowSelection,
+        probe_ran: bool,
+    ) -> Generator[None, None, tuple[torch.Tensor, torch.Tensor]]:
+        """Run fixed and chosen rows; returns last logits and the recomputed candidates' positions."""
+        fixed = rows.fixed
+        if probe_ran:
+            fixed = fixed[fixed >= layout.prefix_end]
+        recomputed = rows.candidates[selection.chosen]
+        running = torch.cat([fixed, recomputed]).sort().values
+        last = only_last_row(self._runner.spec.num_layers, layout.num_tokens - 1)
+        narrowing = selection.narrowing
+
+        def hook(layer_rows: LayerRows) -> torch.Tensor | None:
+            nonlocal recomputed
+            if narrowing is None or layer_rows.layer != narrowing.layer:
+                return last(layer_rows)
+            is_candidate = torch.isin(layer_rows.rows, recomputed)
+            index = torch.nonzero(is_candidate).flatten()
+            scores = value_deviation(layer_rows, sequence, index)
+            order = torch.sort(scores, descending=True, stable=True).indices
+            kept = index[order[: narrowing.num_rows]]
+            recomputed = layer_rows.rows[kept].sort().values
+            go_on = torch.cat([torch.nonzero(~is_candidate).flatten(), kept]).sort().values
+            stops_here = last(layer_rows)
+            return go_on if stops_here is None else stops_here
+
+        result = None
+        for result in run_rows(
+            self._runner, sequence, token_ids, running, cost=self._cost, hook=hook
+        ):
+            if result is None:
+                self._watch.lap("recompute")
+                yield
+                self._watch.restart()
+        assert result is not None
+        assert result.rows.tolist() == [layout.num_tokens - 1]
+        logits = self._runner.logits(result.hidden)[0]
+        self._watch.lap("recompute")
+        return logits, recomputed
+
+    def _report(
+        self, layout: Layout, loaded: Sequence[_LoadedChunk], recomputed: torch.Tensor
+    ) -> FusionReport:
+        plan = self._plan
+        spent = self._watch.spent_ms
+        reuse = _count(layout, loaded, set(recomputed.tolist()))
+        return FusionReport(
+            policy=str(plan.policy),
+            requested_policy=str(plan.requested_policy),
+            preparation=plan.preparation,
+            exact=reuse.num_inexact == 0,
+            nominal_ratio=plan.policy.nominal_ratio,
+            charged_ratio=self._cost.charged_ratio(layout.num_context_tokens),
+            account=reuse.account,
+            documents=reuse.documents,
+            warnings=tuple(self._warnings),
+            timings=Timings(
+                load_ms=spent["load"] + spent["prefill"],
+                prefill_ms=spent["prefill"],
+                place_ms=spent["place"],
+                probe_ms=spent["probe"],
+                recompute_ms=spent["recompute"],
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class _Reuse:
+    account: PromptTokenAccount
+    documents: tuple[DocumentReport, ...]
+    num_inexact: int
+
+
+_SLOWEST_FIRST: tuple[ChunkSource, ...] = (
+    "skipped",
+    "computed",
+    "remote",
+    "disk",
+    "host",
+    "device",
+    "not_loaded",
+)
+
+
+def _count(layout: Layout, loaded: Sequence[_LoadedChunk], recomputed: set[int]) -> _Reuse:
+    """Count every prompt token once, and per document."""
+    by_source: Counter = Counter()
+    exact = fused = rerun = written = num_inexact = 0
+    reports: dict[str, DocumentReport] = {}
+    placed = iter(layout.chunks)
+    for chunk in loaded:
+        assert chunk.segment.chunk is not None
+        num_tokens = num_rerun = 0
+        if chunk.source != "skipped":
+            segment = next(placed)
+            num_tokens = len(segment.token_ids)
+            num_rerun = sum(p in recomputed for p in range(segment.start, segment.end))
+            num_kept = num_tokens - num_rerun
+            if chunk.source == "computed":
+                is_kept = chunk.lease is not None and chunk.lease.warning is None
+                written += num_tokens if is_kept else 0
+                num_inexact += num_kept if chunk.lease and not chunk.is_exact else 0
+            elif chunk.source == "not_loaded":
+                rerun += num_tokens
+                num_rerun = num_tokens
+            else:
+                rerun += num_rerun
+                by_source[chunk.source] += num_kept
+                exact += num_kept if chunk.is_exact else 0
+                fused += 0 if chunk.is_exact else num_kept
+                num_inexact += 0 if chunk.is_exact else num_kept
+        name = chunk.segment.chunk.document_id
+        before = reports.get(name)
+        report = DocumentReport(
+            name, num_tokens, int(num_tokens > 0), chunk.source, num_rerun, chunk.load_ms
+        )
+        if before is not None:
+            report = replace(
+                report,
+                tokens=before.tokens + report.tokens,
+                chunks=before.chunks + report.chunks,
+                source=min(before.source, report.source, key=_SLOWEST_FIRST.index),
+                recomputed_tokens=before.recomputed_tokens + report.recomputed_tokens,
+                load_ms=before.load_ms + report.load_ms,
+            )
+        reports[name] = report
+    account = PromptTokenAccount(
+        prompt_tokens=layout.num_tokens,
+        exact_prefix_tokens=exact,
+        fused_tokens=fused,
+        recomputed_tokens=rerun,
+        computed_tokens=layout.num_tokens - exact - fused - rerun,
+        cached_tokens_by_source=dict(by_source),
+        cache_write_tokens=written,
+    )
+    return _Reuse(account, tuple(reports.values()), num_inexact)

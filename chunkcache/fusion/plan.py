@@ -1,0 +1,171 @@
+"""The plan of one fusion: which policy really runs, over which entries, and why.
+
+Everything that can be decided before any model work is decided here, so that a dry run shows it.
+"""
+
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Literal
+
+from chunkcache.fusion.layout import ChunkRef, Layout, build_layout
+from chunkcache.fusion.policies.full import Full
+from chunkcache.fusion.policy import Policy
+from chunkcache.identity import EntryIdentity
+from chunkcache.model.template import PromptTemplate
+from chunkcache.results import ReuseWarning
+
+OnMiss = Literal["prefill", "error", "skip"]
+
+
+@dataclass(frozen=True)
+class FusionLimits:
+    """Where fusion cannot pay, so that a full prefill runs instead.
+
+    Attributes:
+        min_context_tokens: Fewer chunk tokens than this.
+        min_mean_chunk_tokens: Smaller chunks than this on average.
+        max_ratio: A recompute ratio of this or more.
+    """
+
+    min_context_tokens: int
+    min_mean_chunk_tokens: int
+    max_ratio: float
+
+
+@dataclass(frozen=True)
+class PromptParts:
+    """What a prompt is laid out from.
+
+    Attributes:
+        template: The model's fixed segments.
+        system_ids: The system prompt's tokens.
+        documents: Per document its chunks.
+        question_ids: The question's tokens.
+    """
+
+    template: PromptTemplate
+    system_ids: tuple[int, ...]
+    documents: tuple[tuple[ChunkRef, ...], ...]
+    question_ids: tuple[int, ...]
+
+    def layout(self) -> Layout:
+        """Lay it out."""
+        return build_layout(self.template, self.system_ids, self.documents, self.question_ids)
+
+    def without(self, skipped: AbstractSet[int]) -> "PromptParts":
+        """The same prompt without some chunks (by index over all documents)."""
+        documents = []
+        index = 0
+        for chunks in self.documents:
+            kept = tuple(c for i, c in enumerate(chunks, index) if i not in skipped)
+            index += len(chunks)
+            if kept:
+                documents.append(kept)
+        return PromptParts(self.template, self.system_ids, tuple(documents), self.question_ids)
+
+
+@dataclass(frozen=True)
+class FusionPlan:
+    """What one fusion will do.
+
+    Attributes:
+        parts: The prompt's parts.
+        layout: The prompt with every chunk in it.
+        identities: Per chunk segment, the entry it wants.
+        policy: The policy that runs.
+        requested_policy: The one asked for.
+        preparation: Canonical text of the preparation.
+        codec_is_lossless: Whether entries hold exactly what the model computed.
+        on_miss: What to do about a chunk without an entry.
+        warnings: Fallbacks decided here.
+    """
+
+    parts: PromptParts
+    layout: Layout
+    identities: tuple[EntryIdentity, ...]
+    policy: Policy
+    requested_policy: Policy
+    preparation: str
+    codec_is_lossless: bool
+    on_miss: OnMiss
+    warnings: tuple[ReuseWarning, ...]
+
+    def __post_init__(self) -> None:
+        """One identity per chunk, naming its tokens."""
+        assert len(self.identities) == len(self.layout.chunks)
+
+    def layout_without(self, skipped: AbstractSet[int]) -> Layout:
+        """The prompt without some chunk segments."""
+        return self.parts.without(skipped).layout()
+
+    def is_exact_at(self, start: int, layout: Layout) -> bool:
+        """Whether an entry placed at ``start`` equals a full prefill's keys and values there.
+
+        True for the first chunk of a prompt whose opening is what the chunk was prefilled behind.
+        """
+        if not self.codec_is_lossless or not self.identities or start != layout.prefix_end:
+            return False
+        return layout.token_ids[:start] == self.identities[0].prefix_ids
+
+
+def plan_fusion(
+    parts: PromptParts,
+    identities: Sequence[EntryIdentity],
+    policy: Policy,
+    *,
+    preparation: str,
+    codec_is_lossless: bool,
+    on_miss: OnMiss,
+    limits: FusionLimits,
+) -> FusionPlan:
+    """Decide what runs.
+
+    Args:
+        parts: The prompt.
+        identities: Per chunk, in order, the entry it wants.
+        policy: The policy asked for.
+        preparation: Canonical text of the preparation.
+        codec_is_lossless: Whether the codec keeps the compute dtype.
+        on_miss: What to do about a chunk without an entry.
+        limits: Where a full prefill runs instead.
+    """
+    layout = parts.layout()
+    warning = _why_full(layout, policy, limits)
+    runs_full = warning is not None or not layout.chunks
+    return FusionPlan(
+        parts=parts,
+        layout=layout,
+        identities=tuple(identities),
+        policy=Full() if runs_full else policy,
+        requested_policy=policy,
+        preparation=preparation,
+        codec_is_lossless=codec_is_lossless,
+        on_miss=on_miss,
+        warnings=() if warning is None else (warning,),
+    )
+
+
+def _why_full(layout: Layout, policy: Policy, limits: FusionLimits) -> ReuseWarning | None:
+    if not policy.places_entries or not layout.chunks:
+        return None
+    num_tokens = layout.num_context_tokens
+    if num_tokens < limits.min_context_tokens:
+        return ReuseWarning(
+            "context_too_short",
+            f"{num_tokens} context tokens, under {limits.min_context_tokens}: ran in full",
+        )
+    mean_tokens = num_tokens / len(layout.chunks)
+    if mean_tokens < limits.min_mean_chunk_tokens:
+        return ReuseWarning(
+            "chunks_too_short",
+            f"{mean_tokens:.0f} tokens per chunk, under {limits.min_mean_chunk_tokens}: "
+            "ran in full",
+        )
+    ratio = policy.nominal_ratio
+    if ratio is not None and ratio >= limits.max_ratio:
+        return ReuseWarning(
+            "ratio_too_high",
+            f"recompute ratio {ratio:g}, at or over {limits.max_ratio:g}: ran in full",
+        )
+    return None

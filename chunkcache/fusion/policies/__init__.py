@@ -1,0 +1,1 @@
+"""Recompute policies, one file each."""

@@ -1,0 +1,63 @@
+"""``hybrid``: first tokens of every chunk and the question's attention, under one budget. Ours."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from chunkcache.errors import InvalidValueError
+from chunkcache.fusion.policy import (
+    Candidates,
+    Policy,
+    RowSelection,
+    check_ratio,
+    resolve_layers,
+    rows_of_ratio,
+    top,
+)
+
+
+@dataclass(frozen=True)
+class Hybrid(Policy):
+    """Run the first tokens of each chunk, and fill the budget by the question's attention.
+
+    Attributes:
+        ratio: Share of the candidates, first tokens included.
+        first_tokens: Tokens at each chunk's start that are preferred over any other. A budget too
+            small for all of them takes the first token of every chunk before any second one.
+        layers: Layers of the attention signal.
+    """
+
+    ratio: float
+    first_tokens: int = 4
+    layers: str = "late"
+
+    name: ClassVar[str] = "hybrid"
+
+    def __post_init__(self) -> None:
+        """Check what can be checked without a model."""
+        check_ratio(self.ratio)
+        if self.first_tokens < 0:
+            raise InvalidValueError("first_tokens is negative", param="first_tokens")
+
+    def select(self, candidates: Candidates) -> RowSelection:
+        """First tokens before all, then the top of the signal."""
+        num_rows = rows_of_ratio(self.ratio, candidates.num_candidates)
+        offsets = candidates.offset_in_chunk
+        is_first = offsets < self.first_tokens
+        if num_rows <= int(is_first.sum()):
+            scores = torch.where(is_first, -offsets, -(1 << 40))
+            return RowSelection(top(scores, num_rows))
+        layers = resolve_layers(self.layers, candidates.num_layers)
+        if num_rows == candidates.num_candidates:
+            return RowSelection(torch.ones_like(is_first))
+        scores = candidates.query_attention(layers, "sum")
+        return RowSelection(top(scores.masked_fill(is_first, float("inf")), num_rows))
+
+    @property
+    def nominal_ratio(self) -> float:
+        """The ratio."""
+        return self.ratio
+
+    def __str__(self) -> str:
+        return f"hybrid({self.ratio:g}, first={self.first_tokens}, layers={self.layers})"

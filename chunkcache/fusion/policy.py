@@ -1,0 +1,155 @@
+"""The contract of a recompute policy: it names rows, one executor runs them.
+
+A policy sees the prompt's candidates (the tokens of placed chunks, at their final positions) and
+signals about them, and says which are run again. Template, question and missing rows always run.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+
+from chunkcache.errors import InvalidValueError
+
+Aggregation = Literal["sum", "l2"]
+QueryAttention = Callable[[tuple[int, ...], Aggregation], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """What a policy may choose from.
+
+    Attributes:
+        positions: int64 ``[C]``, ascending: the tokens of placed chunks that are not exact.
+        chunk_of: int64 ``[C]``: which chunk of the prompt each belongs to.
+        offset_in_chunk: int64 ``[C]``: index of each token in its chunk.
+        num_layers: Layers of the model.
+        query_attention: Attention mass ``[C]`` that the question's rows give each candidate, over
+            some layers, with an aggregation. Runs the probe the first time; charged then.
+    """
+
+    positions: torch.Tensor
+    chunk_of: torch.Tensor
+    offset_in_chunk: torch.Tensor
+    num_layers: int
+    query_attention: QueryAttention
+
+    @property
+    def num_candidates(self) -> int:
+        """How many there are."""
+        return len(self.positions)
+
+
+@dataclass(frozen=True)
+class Narrowing:
+    """A second choice, made inside the executor by the deviation of fresh from stale values.
+
+    Attributes:
+        layer: Layer at whose projection the choice is made, at least 1 (layer 0 is exact).
+        num_rows: How many candidates go on from there.
+    """
+
+    layer: int
+    num_rows: int
+
+    def __post_init__(self) -> None:
+        """Layer 0's keys and values are exact by construction; they say nothing."""
+        if self.layer < 1:
+            raise InvalidValueError("deviation at layer 0 is zero by construction", param="layer")
+
+
+@dataclass(frozen=True)
+class RowSelection:
+    """A policy's answer.
+
+    Attributes:
+        chosen: bool ``[C]``: candidates that run from layer 0.
+        narrowing: A later choice among them, if any.
+    """
+
+    chosen: torch.Tensor
+    narrowing: Narrowing | None = None
+
+
+@dataclass(frozen=True)
+class Policy(ABC):
+    """A rule that selects which chunk tokens are recomputed.
+
+    Class attributes:
+        name: Stable name, in requests and reports.
+        places_entries: False for ``full``, which runs every row and reads no entry.
+        is_exact: Whether the answer is a full prefill's by construction.
+    """
+
+    name: ClassVar[str]
+    places_entries: ClassVar[bool] = True
+    is_exact: ClassVar[bool] = False
+
+    @abstractmethod
+    def select(self, candidates: Candidates) -> RowSelection:
+        """Choose rows. Must be a function of its argument and the policy's own fields alone."""
+
+    @property
+    def nominal_ratio(self) -> float | None:
+        """The share of candidates asked for, for policies that have one."""
+        return None
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def check_ratio(ratio: float) -> None:
+    """A ratio is within [0, 1].
+
+    Raises:
+        InvalidValueError: It is not.
+    """
+    if not 0.0 <= ratio <= 1.0:
+        raise InvalidValueError(
+            f"recompute_ratio {ratio} is not within 0 and 1", param="recompute_ratio"
+        )
+
+
+def rows_of_ratio(ratio: float, num_candidates: int) -> int:
+    """How many candidates a ratio stands for: rounded half up, so 0 and 1 mean none and all."""
+    return int(ratio * num_candidates + 0.5)
+
+
+def top(scores: torch.Tensor, num_rows: int) -> torch.Tensor:
+    """Bool ``[C]``: the ``num_rows`` highest scores; ties go to the lower position.
+
+    Args:
+        scores: ``[C]``.
+        num_rows: 0 to C.
+    """
+    order = torch.sort(scores, descending=True, stable=True).indices
+    chosen = torch.zeros(len(scores), dtype=torch.bool, device=scores.device)
+    chosen[order[:num_rows]] = True
+    return chosen
+
+
+def resolve_layers(layers: str, num_layers: int) -> tuple[int, ...]:
+    """Layer indices behind a description.
+
+    Args:
+        layers: ``all``, ``late`` (the last third), ``last``, or ``a-b`` (both included).
+        num_layers: Layers of the model.
+
+    Raises:
+        InvalidValueError: Another word, or a range outside the model.
+    """
+    if layers == "all":
+        return tuple(range(num_layers))
+    if layers == "late":
+        return tuple(range(num_layers - max(1, num_layers // 3), num_layers))
+    if layers == "last":
+        return (num_layers - 1,)
+    first, dash, last = layers.partition("-")
+    if dash and first.isdigit() and last.isdigit() and int(first) <= int(last) < num_layers:
+        return tuple(range(int(first), int(last) + 1))
+    raise InvalidValueError(
+        f"layers {layers!r} is not all, late, last or a range a-b within 0-{num_layers - 1}",
+        param="layers",
+    )

@@ -1,0 +1,117 @@
+"""Preparations: what a chunk reads before itself when it is prefilled, dropped afterwards.
+
+Measured on the demo model, what stands in front of a chunk matters more for the fused answer than
+which of its tokens are recomputed later; see ``docs/experiments.md``.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from chunkcache.errors import InvalidValueError
+from chunkcache.model.template import PromptTemplate
+from chunkcache.model.tokenising import TextTokenizer
+
+PreparationKind = Literal["alone", "sink", "system", "preamble"]
+
+PREAMBLE_VERSION = 1
+"""Raised when :data:`PREAMBLE_TEXT` changes; the text is in every key anyway."""
+
+PREAMBLE_TEXT = """\
+Tide tables for a small harbour
+
+The harbour office prints its tide table once a year. Each page covers one month and lists, for \
+every day, two high waters and two low waters with their times and heights in metres. Times are \
+given in local winter time, so that an hour must be added while summer time is in force. Heights \
+are measured from the chart datum, the level below which the sea rarely falls. A strong wind from \
+the west can raise the water by thirty centimetres, and high air pressure can hold it down by as \
+much. Masters of vessels with a draught of more than three metres should leave a margin and ask \
+the office by radio on channel twelve before they enter. The small print at the foot of each page \
+explains the symbols: a circle marks the new moon, a star the full moon, and a dash a day on \
+which the lock stays closed.
+
+How the village library sorts its shelves
+
+The library keeps its novels by the name of the author and its other books by subject. A coloured \
+label on the spine shows the room: green for the garden room, blue for the reading room, and red \
+for the cellar, where the older volumes stand. Books may be kept for four weeks and renewed twice \
+unless somebody has asked for them. New members fill in a short form at the desk and receive a \
+card the same day; children need the signature of a parent. On Thursday evenings a reading circle \
+meets upstairs, and everybody is welcome to listen. Returned books are put on the trolley next to \
+the door, and a volunteer brings them back to their shelves before the library opens again in the \
+morning.
+
+"""
+"""Two passages about nothing that a corpus is likely to be about, written for this purpose."""
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What a chunk is prefilled behind.
+
+    Attributes:
+        kind: ``alone``: nothing. ``sink``: BOS and neutral tokens. ``system``: the prompt's own
+            opening with the system text, so that the first chunk of a prompt with the same opening
+            is exact. ``preamble``: a fixed neutral text.
+        num_sink_tokens: For ``sink``, how many tokens stand in front.
+    """
+
+    kind: PreparationKind
+    num_sink_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        """A sink has tokens; nothing else does."""
+        if (self.kind == "sink") != (self.num_sink_tokens > 0):
+            raise InvalidValueError(
+                "sink needs a number of tokens of at least 1, as in sink(4)", param="preparation"
+            )
+
+    @classmethod
+    def parse(cls, text: str) -> "Preparation":
+        """Read ``alone``, ``sink(k)``, ``system`` or ``preamble``.
+
+        Raises:
+            InvalidValueError: Anything else.
+        """
+        if text == "alone":
+            return cls("alone")
+        if text == "system":
+            return cls("system")
+        if text == "preamble":
+            return cls("preamble")
+        sink = re.fullmatch(r"sink(?:\((\d{1,4})\))?", text)
+        if sink:
+            return cls("sink", int(sink[1] or 4))
+        raise InvalidValueError(
+            f"unknown preparation {text!r}; known: alone, sink(k), system, preamble",
+            param="preparation",
+        )
+
+    def __str__(self) -> str:
+        return f"sink({self.num_sink_tokens})" if self.kind == "sink" else self.kind
+
+    def prefix_ids(
+        self,
+        template: PromptTemplate,
+        tokenizer: TextTokenizer,
+        bos_token_id: int | None,
+        opening_ids: tuple[int, ...],
+    ) -> tuple[int, ...]:
+        """Token ids a chunk is prefilled behind.
+
+        Args:
+            template: The model's prompt template.
+            tokenizer: The model's tokenizer.
+            bos_token_id: BOS, or None for a model without one.
+            opening_ids: The prompt's opening up to the first document (for ``system``).
+        """
+        if self.kind == "alone":
+            return ()
+        if self.kind == "system":
+            return opening_ids
+        if self.kind == "sink":
+            bos = () if bos_token_id is None else (bos_token_id,)
+            neutral = tokenizer.encode_template("\n") * self.num_sink_tokens
+            return (bos + neutral)[: self.num_sink_tokens]
+        bos = tuple(t for t in template.before_system[:1] if t == bos_token_id)
+        return bos + tokenizer.encode_template(PREAMBLE_TEXT)

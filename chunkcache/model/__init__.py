@@ -1,0 +1,1 @@
+"""Model runner: Hugging Face modules, our forward."""

@@ -1,0 +1,281 @@
+"""Loading a model: files, weights, tokenizer, template, identity.
+
+From a hub id, a local directory, a GGUF file, or the demo model. This is the only place that asks
+``transformers`` to build something.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from chunkcache.errors import ModelFilesError, UnsupportedModelError
+from chunkcache.identity import ModelIdentity, digest_fields
+from chunkcache.model.demo import DEMO_MODEL, demo_gguf_path
+from chunkcache.model.families import spec_from_config
+from chunkcache.model.gguf import convert_gguf
+from chunkcache.model.runner import ModelRunner
+from chunkcache.model.template import PromptTemplate, render_chat, split_template
+from chunkcache.model.tokenising import TextTokenizer
+from chunkcache.model.weights_digest import FileDigests
+
+_VOLATILE_CONFIG_KEYS = frozenset(
+    {"_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache", "architectures"}
+)
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model ready for use.
+
+    Attributes:
+        runner: The forward.
+        tokenizer: Text to ids and back.
+        template: The prompt's fixed segments.
+        bos_token_id: Id of BOS, or None.
+        source_dir: Directory the files came from.
+    """
+
+    runner: ModelRunner
+    tokenizer: TextTokenizer
+    template: PromptTemplate
+    bos_token_id: int | None
+    source_dir: Path
+
+
+def load_model(
+    model: str,
+    *,
+    cache_dir: Path,
+    device: str = "cpu",
+    dtype: str = "auto",
+    revision: str | None = None,
+    progress: Progress = lambda line: None,
+) -> LoadedModel:
+    """Load a model by name or path.
+
+    Args:
+        model: ``demo``, a directory, a ``.gguf`` file, or a hub id.
+        cache_dir: Where conversions and remembered digests are kept.
+        device: Torch device.
+        dtype: ``float32``, ``bfloat16``, ``float16``, or ``auto``: fp32 on the CPU (bf16 is
+            several times slower on most), bf16 elsewhere.
+        revision: Hub revision, for hub ids.
+        progress: Told what is going on, one line at a time.
+
+    Raises:
+        ModelFilesError: Files are missing or unreadable; the message names them.
+        UnsupportedModelError: The family or a property of it is not supported.
+    """
+    source_dir = _resolve(model, cache_dir, revision, progress)
+    config = _load_config(source_dir)
+    spec_from_config(config)
+    chosen = _choose_dtype(dtype, device)
+    files = _weight_files(source_dir)
+    definition = _tokenizer_definition(source_dir)
+    tokenizer = TextTokenizer(definition)
+    weights = FileDigests(cache_dir / "weights-digests.json").digest_all(files)
+    identity = _identity(config, weights, tokenizer, chosen)
+    progress(f"loading {model}")
+    hf_model = _load_weights(source_dir, chosen, device)
+    tokenizer_config = _read_json(source_dir / "tokenizer_config.json", required=False)
+    special = _special_tokens(tokenizer_config)
+    runner = ModelRunner(hf_model, identity, model, _eos_ids(hf_model))
+    return LoadedModel(
+        runner=runner,
+        tokenizer=tokenizer,
+        template=_template(source_dir, tokenizer_config, special, tokenizer),
+        bos_token_id=_bos_id(config, special, tokenizer),
+        source_dir=source_dir,
+    )
+
+
+def _resolve(model: str, cache_dir: Path, revision: str | None, progress: Progress) -> Path:
+    if model == DEMO_MODEL:
+        return convert_gguf(demo_gguf_path(), cache_dir / "models", progress)
+    path = Path(model).expanduser()
+    if path.suffix == ".gguf":
+        return convert_gguf(path, cache_dir / "models", progress)
+    if path.is_dir():
+        return path
+    if path.is_absolute() or path.exists() or model.startswith((".", "~")):
+        raise ModelFilesError(f"no model directory at {model}")
+    from huggingface_hub import snapshot_download
+
+    progress(f"looking up {model} on the hub")
+    try:
+        return Path(
+            snapshot_download(
+                model,
+                revision=revision,
+                allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.model"],
+            )
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ModelFilesError(
+            f"{model!r} is neither a directory nor a model that the hub gives: "
+            f"{type(error).__name__}"
+        ) from error
+
+
+def _read_json(path: Path, *, required: bool = True) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        if not required:
+            return {}
+        raise ModelFilesError(f"{path.parent} has no {path.name}") from error
+    except (OSError, ValueError) as error:
+        raise ModelFilesError(f"{path} cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelFilesError(f"{path} does not hold a JSON object")
+    return value
+
+
+def _load_config(source_dir: Path) -> Any:
+    from transformers import AutoConfig
+
+    raw = _read_json(source_dir / "config.json")
+    try:
+        return AutoConfig.from_pretrained(source_dir, trust_remote_code=False)
+    except (ValueError, KeyError, OSError) as error:
+        raise UnsupportedModelError(
+            f"model type {raw.get('model_type')!r} is not known to this transformers release"
+        ) from error
+
+
+def _choose_dtype(dtype: str, device: str) -> torch.dtype:
+    if dtype == "auto":
+        return torch.float32 if torch.device(device).type == "cpu" else torch.bfloat16
+    if dtype not in _DTYPES:
+        raise ModelFilesError(f"dtype {dtype!r} is not one of auto, {', '.join(_DTYPES)}")
+    return _DTYPES[dtype]
+
+
+def _weight_files(source_dir: Path) -> list[Path]:
+    index = _read_json(source_dir / "model.safetensors.index.json", required=False)
+    if index:
+        names = sorted(set(index.get("weight_map", {}).values()))
+        files = [source_dir / name for name in names]
+    else:
+        files = [source_dir / "model.safetensors"]
+    missing = [f.name for f in files if not f.is_file()]
+    if missing or not files:
+        other = [p.name for p in source_dir.glob("*.bin")]
+        hint = f" (found {', '.join(other)}: pickle checkpoints are not loaded)" if other else ""
+        raise ModelFilesError(f"{source_dir} has no {', '.join(missing)}{hint}")
+    return files
+
+
+def _tokenizer_definition(source_dir: Path) -> str:
+    path = source_dir / "tokenizer.json"
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise ModelFilesError(
+            f"{source_dir} has no tokenizer.json: a model without its tokenizer cannot read text"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise ModelFilesError(f"{path} cannot be read: {error}") from error
+
+
+def _load_weights(source_dir: Path, dtype: torch.dtype, device: str) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with _without_progress_bars():
+            model: Any = AutoModelForCausalLM.from_pretrained(
+                source_dir,
+                dtype=dtype,
+                trust_remote_code=False,
+                use_safetensors=True,
+                attn_implementation="sdpa",
+            )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ModelFilesError(f"the weights in {source_dir} cannot be loaded: {error}") from error
+    return model.to(device)
+
+
+@contextmanager
+def _without_progress_bars() -> Iterator[None]:
+    """Loading mapped weights takes less time than a bar takes to draw."""
+    from transformers.utils import logging
+
+    was_enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            logging.enable_progress_bar()
+
+
+def _identity(
+    config: Any, weights: bytes, tokenizer: TextTokenizer, dtype: torch.dtype
+) -> ModelIdentity:
+    facts = {k: v for k, v in config.to_dict().items() if k not in _VOLATILE_CONFIG_KEYS}
+    rope = facts.pop("rope_parameters", None)
+    return ModelIdentity(
+        weights=weights,
+        config=digest_fields("config", [("json", json.dumps(facts, sort_keys=True, default=str))]),
+        rope=digest_fields("rope", [("json", json.dumps(rope, sort_keys=True, default=str))]),
+        tokenizer=tokenizer.digest,
+        adapter=None,
+        compute_dtype=str(dtype).removeprefix("torch."),
+    )
+
+
+def _special_tokens(tokenizer_config: dict[str, Any]) -> dict[str, str]:
+    found = {}
+    for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
+        value = tokenizer_config.get(name)
+        if isinstance(value, dict):
+            value = value.get("content")
+        if isinstance(value, str):
+            found[name] = value
+    return found
+
+
+def _eos_ids(hf_model: Any) -> frozenset[int]:
+    ids: set[int] = set()
+    for config in (hf_model.config, getattr(hf_model, "generation_config", None)):
+        value = getattr(config, "eos_token_id", None)
+        if isinstance(value, int):
+            ids.add(value)
+        elif value is not None:
+            ids.update(int(v) for v in value)
+    return frozenset(ids)
+
+
+def _bos_id(config: Any, special: dict[str, str], tokenizer: TextTokenizer) -> int | None:
+    if "bos_token" not in special:
+        return None
+    ids = tokenizer.encode_template(special["bos_token"])
+    if len(ids) == 1:
+        return ids[0]
+    value = getattr(config, "bos_token_id", None)
+    return value if isinstance(value, int) else None
+
+
+def _template(
+    source_dir: Path,
+    tokenizer_config: dict[str, Any],
+    special: dict[str, str],
+    tokenizer: TextTokenizer,
+) -> PromptTemplate:
+    path = source_dir / "chat_template.jinja"
+    text = path.read_text(encoding="utf-8") if path.is_file() else None
+    text = text or tokenizer_config.get("chat_template")
+    if isinstance(text, list):
+        named = {t["name"]: t["template"] for t in text}
+        text = named.get("default")
+    render = partial(render_chat, text, special_tokens=special) if text else None
+    return split_template(render, tokenizer, special.get("bos_token", ""))

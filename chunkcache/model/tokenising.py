@@ -1,0 +1,117 @@
+"""Text to token ids and back, with untrusted text kept apart from control tokens.
+
+Two encoders are built from one tokenizer definition: one reads control tokens (for the template's
+own text), one treats every character as plain text (for documents and questions).
+"""
+
+import json
+import re
+from collections.abc import Callable, Sequence
+
+from blake3 import blake3
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from chunkcache.errors import InvalidValueError
+from chunkcache.identity import TokenizerDigest
+
+_MARKUP = re.compile(r"<.*>|\[.*\]", re.DOTALL)
+
+
+class TextTokenizer:
+    """A tokenizer whose ids for untrusted text never include a control token.
+
+    Args:
+        definition: The ``tokenizer.json`` text.
+
+    Attributes:
+        digest: Digest of the definition.
+        control_ids: Ids of every added token that is special or looks like markup.
+    """
+
+    def __init__(self, definition: str) -> None:
+        self.digest = TokenizerDigest(blake3(definition.encode("utf-8")).digest())
+        parsed = json.loads(definition)
+        parsed["truncation"] = parsed["padding"] = None
+        added = parsed.get("added_tokens") or []
+        self.control_ids = frozenset(
+            t["id"] for t in added if t["special"] or _MARKUP.fullmatch(t["content"].strip())
+        )
+        self._template = Tokenizer.from_str(json.dumps(parsed))
+        parsed["added_tokens"] = [t for t in added if t["id"] not in self.control_ids]
+        parsed["post_processor"] = None
+        self._content = Tokenizer.from_str(json.dumps(parsed))
+        self.vocab_size = self._template.get_vocab_size(with_added_tokens=True)
+
+    def encode_template(self, text: str) -> tuple[int, ...]:
+        """Encode text of our own or of the model's template; control tokens are read as such."""
+        return tuple(self._template.encode(text, add_special_tokens=False).ids)
+
+    def encode_content(self, text: str) -> tuple[int, ...]:
+        """Encode untrusted text alone; no BOS, no EOS, no control token, whatever it says.
+
+        Vocabularies of the unigram kind hold control tokens as ordinary pieces, so a match is
+        still possible without the added-token table; such a piece is cut after its first
+        character and both parts are encoded again.
+        """
+        ids = self._content.encode(text, add_special_tokens=False)
+        if self.control_ids.isdisjoint(ids.ids):
+            return tuple(ids.ids)
+        first = next(i for i, t in enumerate(ids.ids) if t in self.control_ids)
+        start, end = ids.offsets[first]
+        if end - start < 2:
+            raise InvalidValueError(
+                f"the tokenizer maps the plain character {text[start:end]!r} to a control token",
+                param="text",
+            )
+        cut = start + 1
+        return self.encode_content(text[:cut]) + self.encode_content(text[cut:])
+
+    def count_content(self, text: str) -> int:
+        """Number of tokens of :meth:`encode_content`."""
+        return len(self.encode_content(text))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of some ids, control tokens left out."""
+        return self._template.decode(list(token_ids), skip_special_tokens=True)
+
+    def decode_each(self, token_ids: Sequence[int]) -> list[str]:
+        """Each id's own text, control tokens included (for display beside a position)."""
+        return [self._template.decode([t], skip_special_tokens=False) for t in token_ids]
+
+    def stream(self) -> "IncrementalDecoder":
+        """A decoder for one answer."""
+        decoder = DecodeStream(skip_special_tokens=True)
+        return IncrementalDecoder(lambda t: decoder.step(self._template, t), self.decode)
+
+
+class IncrementalDecoder:
+    """Turns a growing list of ids into text pieces that never end inside a character.
+
+    The pieces, joined, equal the text of all the ids at once.
+    """
+
+    def __init__(
+        self,
+        step: Callable[[int], str | None],
+        decode: Callable[[Sequence[int]], str],
+    ) -> None:
+        self._step = step
+        self._decode = decode
+        self._ids: list[int] = []
+        self._emitted = ""
+
+    def push(self, token_id: int) -> str:
+        """Add one id; returns the text that became certain (may be empty)."""
+        self._ids.append(token_id)
+        piece = self._step(token_id) or ""
+        self._emitted += piece
+        return piece
+
+    def finish(self) -> str:
+        """The rest: text held back because its last character is incomplete."""
+        whole = self._decode(self._ids)
+        assert whole.startswith(self._emitted), "decoded text changed behind what was sent"
+        rest = whole[len(self._emitted) :]
+        self._emitted = whole
+        return rest

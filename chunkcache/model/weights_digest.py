@@ -1,0 +1,61 @@
+"""Content digests of files, remembered by what the file system says about them.
+
+A model's name says nothing about its weights; their bytes do. Hashing half a gigabyte takes a
+fraction of a second, hashing tens of gigabytes does not, so digests are remembered by path, size,
+modification time and inode. The memory is a convenience: losing it costs a hash.
+"""
+
+import json
+import os
+from pathlib import Path
+
+from blake3 import blake3
+
+from chunkcache.identity import digest_fields
+
+
+class FileDigests:
+    """BLAKE3 digests of files, remembered in one JSON file.
+
+    Args:
+        memory_path: Where to remember; None remembers nothing.
+    """
+
+    def __init__(self, memory_path: Path | None) -> None:
+        self._memory_path = memory_path
+
+    def digest(self, path: Path) -> bytes:
+        """Digest of one file's content, 32 bytes."""
+        stat = path.stat()
+        name = str(path.resolve())
+        fingerprint = [stat.st_size, stat.st_mtime_ns, stat.st_ino, stat.st_dev]
+        memory = self._recall()
+        known = memory.get(name)
+        if isinstance(known, list) and known[:4] == fingerprint and len(known) == 5:
+            return bytes.fromhex(known[4])
+        value = blake3(max_threads=blake3.AUTO).update_mmap(path).digest()
+        memory[name] = [*fingerprint, value.hex()]
+        self._remember(memory)
+        return value
+
+    def digest_all(self, paths: list[Path]) -> bytes:
+        """One digest over several files' contents; their names and order do not matter."""
+        digests = sorted(self.digest(path) for path in paths)
+        return digest_fields("files", [("file", d) for d in digests])
+
+    def _recall(self) -> dict[str, list]:
+        if self._memory_path is None:
+            return {}
+        try:
+            memory = json.loads(self._memory_path.read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return memory if isinstance(memory, dict) else {}
+
+    def _remember(self, memory: dict[str, list]) -> None:
+        if self._memory_path is None:
+            return
+        self._memory_path.parent.mkdir(parents=True, exist_ok=True)
+        draft = self._memory_path.with_name(f"{self._memory_path.name}.{os.getpid()}")
+        draft.write_text(json.dumps(memory))
+        draft.replace(self._memory_path)

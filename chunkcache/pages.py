@@ -1,0 +1,145 @@
+"""The page pool: where the keys and values of requests in flight live.
+
+Interval map of one layer's slots (half open, ``S`` = page_tokens)::
+
+    slot:   0        S        2S       3S   ...            num_pages * S
+            [ page 0 )[ page 1 )[ page 2 )[ ...                          )
+    owner:  pool (free) | one PageLease (used)
+
+A sequence of ``n`` tokens owns ``ceil(n / S)`` pages; its token ``t`` (which is also its position)
+lives at slot ``pages[t // S] * S + t % S``. Slots past the last token, and all slots of free
+pages, hold whatever was there before: readers must never look at them.
+"""
+
+import threading
+from types import TracebackType
+
+import torch
+
+from chunkcache.errors import ContextLengthExceededError
+from chunkcache.model.families import ModelSpec
+
+
+class PageLease:
+    """Pages owned by one sequence until :meth:`release` (idempotent; a lost lease leaks pages).
+
+    Attributes:
+        pages: Page ids in logical order.
+        num_tokens: Token slots asked for.
+        slots: int64 ``[num_tokens]``: slot of each token.
+    """
+
+    def __init__(self, pool: "PagePool", pages: tuple[int, ...], num_tokens: int) -> None:
+        self._pool = pool
+        self._released = False
+        self.pages = pages
+        self.num_tokens = num_tokens
+        page_tokens = pool.page_tokens
+        starts = torch.tensor(pages, dtype=torch.int64, device=pool.k.device) * page_tokens
+        offsets = torch.arange(page_tokens, device=pool.k.device)
+        self.slots = (starts[:, None] + offsets).flatten()[:num_tokens]
+
+    def release(self) -> None:
+        """Give the pages back; further calls do nothing."""
+        if not self._released:
+            self._released = True
+            self._pool.take_back(self.pages)
+
+    def __enter__(self) -> "PageLease":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+class PagePool:
+    """A fixed number of pages, for keys and for values of every layer.
+
+    The memory is reserved, not touched: pages cost RAM only once something is written to them,
+    and low pages are handed out first. A run of consecutive pages is preferred, because
+    attention reads consecutive slots as a view.
+
+    Args:
+        spec: Model geometry.
+        num_tokens: Capacity in token slots, rounded up to whole pages.
+        page_tokens: Slots per page.
+        dtype: Dtype of the slots.
+        device: Where they are.
+
+    Attributes:
+        k: ``[num_layers, num_pages, page_tokens, num_kv_heads, head_dim]``, rotated keys.
+        v: Same shape, values.
+        page_tokens: Slots per page.
+        num_pages: Pages in the pool.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        *,
+        num_tokens: int,
+        page_tokens: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.page_tokens = page_tokens
+        self.num_pages = -(-num_tokens // page_tokens)
+        shape = (spec.num_layers, self.num_pages, page_tokens, spec.num_kv_heads, spec.head_dim)
+        self.k = torch.empty(shape, dtype=dtype, device=device)
+        self.v = torch.empty(shape, dtype=dtype, device=device)
+        self._free = bytearray(b"\x01" * self.num_pages)
+        self._lock = threading.Lock()
+
+    @property
+    def num_free_pages(self) -> int:
+        """Pages nobody owns."""
+        return self._free.count(1)
+
+    def pages_for(self, num_tokens: int) -> int:
+        """Pages that ``num_tokens`` slots need."""
+        return -(-num_tokens // self.page_tokens)
+
+    def allocate(self, num_tokens: int) -> PageLease | None:
+        """Take pages for a sequence.
+
+        Returns:
+            A lease, or None if there are not enough free pages now.
+
+        Raises:
+            ContextLengthExceededError: More than the whole pool: it could never succeed.
+        """
+        wanted = self.pages_for(num_tokens)
+        if wanted > self.num_pages:
+            raise ContextLengthExceededError(
+                f"{num_tokens} token slots asked for, the pool has "
+                f"{self.num_pages * self.page_tokens}"
+            )
+        with self._lock:
+            if self.num_free_pages < wanted:
+                return None
+            run = self._free.find(b"\x01" * wanted)
+            if run >= 0:
+                pages = tuple(range(run, run + wanted))
+            else:
+                pages = tuple(i for i, free in enumerate(self._free) if free)[:wanted]
+            for page in pages:
+                self._free[page] = 0
+        return PageLease(self, pages, num_tokens)
+
+    def take_back(self, pages: tuple[int, ...]) -> None:
+        """Mark pages free again; called by a lease, once."""
+        with self._lock:
+            for page in pages:
+                assert not self._free[page], f"page {page} was given back twice"
+                self._free[page] = 1
+
+    def check_integrity(self) -> None:
+        """Assert that every page is free; for when nothing is in flight."""
+        assert self.num_free_pages == self.num_pages, (
+            f"{self.num_pages - self.num_free_pages} pages are still owned"
+        )

@@ -1,0 +1,194 @@
+"""From a question and documents to a plan: chunks looked up, prompt laid out, policy chosen."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from chunkcache.catalog import Catalog
+from chunkcache.documents import Document
+from chunkcache.engine.sampling import SamplingParams
+from chunkcache.errors import DocumentNotFoundError, InvalidValueError
+from chunkcache.fusion.layout import ChunkRef, prompt_prefix_ids
+from chunkcache.fusion.plan import FusionPlan, OnMiss, PromptParts, plan_fusion
+from chunkcache.fusion.policies.registry import PolicyOptions, make_policy
+from chunkcache.identity import EntryIdentity
+from chunkcache.results import ReuseWarning
+from chunkcache.runtime import Runtime
+from chunkcache.splitting import format_of_fingerprint
+
+
+@dataclass(frozen=True)
+class DocumentRef:
+    """A document in a question, or some of its chunks.
+
+    Attributes:
+        document_id: The document.
+        chunk_indexes: Which of its chunks, ascending; None is all of them.
+    """
+
+    document_id: str
+    chunk_indexes: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class AskOptions:
+    """How a question is answered; fields of None take the settings' value.
+
+    Attributes:
+        policy: Recompute policy.
+        policy_options: Its parameters.
+        system: System prompt.
+        max_tokens: Largest number of answer tokens.
+        sampling: How tokens are drawn.
+        on_miss: What to do about a chunk without an entry: ``prefill``, ``error`` or ``skip``.
+    """
+
+    policy: str | None = None
+    policy_options: PolicyOptions = field(default_factory=PolicyOptions)
+    system: str | None = None
+    max_tokens: int = 64
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    on_miss: OnMiss = "prefill"
+
+
+class PromptPlanner:
+    """Plans questions over one tenant's documents.
+
+    Args:
+        runtime: Model, store and engine.
+        catalog: The tenant's documents.
+    """
+
+    def __init__(self, runtime: Runtime, catalog: Catalog) -> None:
+        self._runtime = runtime
+        self._catalog = catalog
+
+    def plan(
+        self, question: str, documents: Sequence[str | DocumentRef], options: AskOptions
+    ) -> FusionPlan:
+        """What a question would run, without any model work. Errors as in ``ChunkCache.stream``."""
+        runtime = self._runtime
+        settings = runtime.settings
+        if len(documents) > settings.max_documents_per_request:
+            raise InvalidValueError(
+                f"{len(documents)} documents, over {settings.max_documents_per_request}",
+                param="document_ids",
+            )
+        if options.max_tokens > settings.max_answer_tokens:
+            raise InvalidValueError(
+                f"max_tokens {options.max_tokens} is over {settings.max_answer_tokens}",
+                param="max_tokens",
+            )
+        policy = make_policy(
+            options.policy or settings.policy, options.policy_options, settings.recompute_ratio
+        )
+        system_ids = self.system_ids(options.system)
+        groups, warnings = self._chunk_groups(documents)
+        parts = PromptParts(
+            runtime.model.template,
+            system_ids,
+            groups,
+            runtime.model.tokenizer.encode_content(_checked_question(question)),
+        )
+        plan = plan_fusion(
+            parts,
+            [self.identity(c.token_ids, system_ids) for group in groups for c in group],
+            policy,
+            preparation=str(runtime.preparation),
+            codec_is_lossless=runtime.codec.dtype == runtime.model.runner.dtype,
+            on_miss=options.on_miss,
+            limits=runtime.limits,
+        )
+        runtime.engine.check_fits(plan.layout.num_tokens)
+        return replace(plan, warnings=plan.warnings + warnings)
+
+    def system_ids(self, system: str | None) -> tuple[int, ...]:
+        """Token ids of a system prompt; None is the default one."""
+        text = self._runtime.system if system is None else system
+        return self._runtime.model.tokenizer.encode_content(text)
+
+    def identity(self, token_ids: tuple[int, ...], system_ids: tuple[int, ...]) -> EntryIdentity:
+        """The entry that a chunk wants, in a prompt with a system text."""
+        runtime, model = self._runtime, self._runtime.model
+        prefix_ids = runtime.preparation.prefix_ids(
+            model.template,
+            model.tokenizer,
+            model.bos_token_id,
+            prompt_prefix_ids(model.template, system_ids),
+        )
+        return EntryIdentity(
+            model=model.runner.digest,
+            namespace=self._catalog.namespace,
+            preparation=str(runtime.preparation),
+            prefix_ids=prefix_ids,
+            codec=runtime.codec.name,
+            token_ids=token_ids,
+        )
+
+    def _chunk_groups(
+        self, documents: Sequence[str | DocumentRef]
+    ) -> tuple[tuple[tuple[ChunkRef, ...], ...], tuple[ReuseWarning, ...]]:
+        """Chunks in prompt order; each group is a stretch of adjacent chunks of one document."""
+        refs = [DocumentRef(d) if isinstance(d, str) else d for d in documents]
+        found = self._catalog.get_many({r.document_id for r in refs})
+        warnings: dict[str, ReuseWarning] = {}
+        groups: list[tuple[ChunkRef, ...]] = []
+        for ref in refs:
+            document = found.get(ref.document_id)
+            if document is None:
+                raise DocumentNotFoundError(
+                    f"there is no document {ref.document_id!r}", param="document_ids"
+                )
+            if document.tokenizer != self._runtime.model.tokenizer.digest:
+                document = found[ref.document_id] = self._cut_again(document)
+                warnings[ref.document_id] = ReuseWarning(
+                    "tokenizer_changed",
+                    "was cut again: it had been cut with another tokenizer",
+                    ref.document_id,
+                )
+            groups += _adjacent(document, ref.chunk_indexes)
+        return tuple(groups), tuple(warnings.values())
+
+    def _cut_again(self, document: Document) -> Document:
+        runtime = self._runtime
+        text_format = format_of_fingerprint(document.chunking)
+        stored = self._catalog.put(
+            replace(
+                document,
+                chunks=runtime.splitter.split(document.text, self._catalog.namespace, text_format),
+                tokenizer=runtime.model.tokenizer.digest,
+                chunking=runtime.splitter.fingerprint(text_format),
+            ),
+            now=time.time(),
+        )
+        runtime.stack.drop(stored.removed_entry_keys)
+        return stored.document
+
+
+def _adjacent(
+    document: Document, chunk_indexes: tuple[int, ...] | None
+) -> list[tuple[ChunkRef, ...]]:
+    indexes = range(len(document.chunks)) if chunk_indexes is None else chunk_indexes
+    groups: list[list[ChunkRef]] = []
+    previous = None
+    for index in indexes:
+        if not 0 <= index < len(document.chunks):
+            raise InvalidValueError(
+                f"document {document.document_id!r} has {len(document.chunks)} chunks, no "
+                f"chunk {index}",
+                param="document_ids",
+            )
+        if previous is None or index != previous + 1:
+            groups.append([])
+        chunk = document.chunks[index]
+        groups[-1].append(ChunkRef(document.document_id, index, chunk.token_ids))
+        previous = index
+    return [tuple(g) for g in groups]
+
+
+def _checked_question(question: str) -> str:
+    try:
+        question.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InvalidValueError("the question is not valid Unicode", param="query") from error
+    return question

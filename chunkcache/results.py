@@ -1,0 +1,270 @@
+"""What callers get back: typed values with one JSON form each."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from chunkcache.accounting import PromptTokenAccount
+
+ChunkSource = Literal["device", "host", "disk", "remote", "computed", "not_loaded", "skipped"]
+"""Where a document's chunks came from. ``computed``: missing, prefilled for this request;
+``not_loaded``: the policy recomputes everything; ``skipped``: missing and left out as asked."""
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+@dataclass(frozen=True)
+class ReuseWarning:
+    """A fallback or oddity that the caller should see.
+
+    Attributes:
+        code: Stable reason, also a counter's label.
+        message: One sentence.
+        document_id: The document concerned, if one is.
+    """
+
+    code: str
+    message: str
+    document_id: str | None = None
+
+
+@dataclass(frozen=True)
+class DocumentReport:
+    """One document's share of a prompt.
+
+    Attributes:
+        id: The document's id.
+        tokens: Its tokens in the prompt.
+        chunks: Its chunks in the prompt.
+        source: Where its chunks came from (the slowest, where they differ).
+        recomputed_tokens: Its tokens whose rows were run again.
+        load_ms: Time to load its entries, prefilling the missing ones included.
+    """
+
+    id: str
+    tokens: int
+    chunks: int
+    source: ChunkSource
+    recomputed_tokens: int
+    load_ms: float
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Where the time to the first token went, in milliseconds.
+
+    Attributes:
+        queue_ms: Waiting for the engine.
+        load_ms: Loading entries (of which ``prefill_ms`` prefilled missing ones).
+        prefill_ms: Prefilling missing chunks in isolation.
+        place_ms: Rotating and scattering entries into pages.
+        probe_ms: Running rows for a policy's signals.
+        recompute_ms: Running the selected rows, and the head.
+        ttft_ms: From submission to the first token.
+        decode_ms: From the first token to the last.
+    """
+
+    queue_ms: float = 0.0
+    load_ms: float = 0.0
+    prefill_ms: float = 0.0
+    place_ms: float = 0.0
+    probe_ms: float = 0.0
+    recompute_ms: float = 0.0
+    ttft_ms: float = 0.0
+    decode_ms: float = 0.0
+
+
+@dataclass(frozen=True)
+class FusionReport:
+    """What one fusion did.
+
+    Attributes:
+        policy: The policy that ran, with its parameters, for example ``hybrid(0.15, k=4)``.
+        requested_policy: The policy asked for (another one where a fallback was taken).
+        preparation: How the chunks had been prefilled.
+        exact: Whether the answer is a full prefill's answer by construction.
+        nominal_ratio: The ratio asked for, None for policies without one.
+        charged_ratio: Rows run over all layers, probes and fixed rows included, over layers
+            times context tokens.
+        account: Every prompt token by source.
+        documents: Per document.
+        warnings: Every fallback taken.
+        timings: Where the time went.
+    """
+
+    policy: str
+    requested_policy: str
+    preparation: str
+    exact: bool
+    nominal_ratio: float | None
+    charged_ratio: float
+    account: PromptTokenAccount
+    documents: tuple[DocumentReport, ...]
+    warnings: tuple[ReuseWarning, ...]
+    timings: Timings
+
+
+@dataclass(frozen=True)
+class Citation:
+    """A document that was in the prompt, as the answer's possible source."""
+
+    document_id: str
+    chunk_indexes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A fused answer beside the full prefill's answer to the same prompt.
+
+    Attributes:
+        full_text: The full prefill's answer.
+        full_token_ids: Its token ids.
+        full_ttft_ms: Its time to the first token, measured in the same engine.
+        speedup: ``full_ttft_ms`` over the fused answer's.
+        kl_first: KL divergence (nats) of the fused from the full first-token distribution.
+        agree: Whether both greedy answers are the same tokens.
+        agreement: Share of leading tokens that are the same.
+    """
+
+    full_text: str
+    full_token_ids: tuple[int, ...]
+    full_ttft_ms: float
+    speedup: float
+    kl_first: float
+    agree: bool
+    agreement: float
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A finished answer.
+
+    Attributes:
+        id: Server-made id.
+        model: Display name of the model.
+        text: The answer.
+        token_ids: Its token ids, the final end token left out.
+        finish_reason: Why it ended.
+        report: What was reused and what was run.
+        citations: The documents in the prompt.
+        comparison: The full prefill's answer beside it, when asked for.
+    """
+
+    id: str
+    model: str
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    report: FusionReport
+    citations: tuple[Citation, ...]
+    comparison: Comparison | None = None
+
+    @property
+    def usage(self) -> dict[str, Any]:
+        """Token usage under OpenAI's names, with the reuse details of ours."""
+        account = self.report.account
+        return {
+            "prompt_tokens": account.prompt_tokens,
+            "completion_tokens": len(self.token_ids),
+            "total_tokens": account.prompt_tokens + len(self.token_ids),
+            "prompt_tokens_details": account.details(),
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """The body of ``POST /v1/query``."""
+        report = self.report
+        body: dict[str, Any] = {
+            "id": self.id,
+            "object": "chunkcache.answer",
+            "model": self.model,
+            "answer": self.text,
+            "finish_reason": self.finish_reason,
+            "citations": [asdict(c) for c in self.citations],
+            "usage": self.usage,
+            "chunkcache": {
+                "exact": report.exact,
+                "policy": report.policy,
+                "requested_policy": report.requested_policy,
+                "preparation": report.preparation,
+                "nominal_ratio": report.nominal_ratio,
+                "charged_ratio": round(report.charged_ratio, 4),
+                "documents": [_rounded(asdict(d)) for d in report.documents],
+                "timings": _rounded(asdict(report.timings)),
+                "warnings": [asdict(w) for w in report.warnings],
+                "verify": None,
+            },
+        }
+        if self.comparison is not None:
+            body["chunkcache"]["verify"] = _rounded(asdict(self.comparison))
+        return body
+
+
+@dataclass(frozen=True)
+class IngestResult:
+    """What storing a document did.
+
+    Attributes:
+        status: ``created``, ``updated`` or ``unchanged``.
+        document_id: The document's id.
+        version: Its version now.
+        digest: Hex digest of its text.
+        num_tokens: Tokens of all chunks.
+        num_chunks: Chunks.
+        prefilled_chunks: Chunks that were run through the model for this call.
+        prefilled_tokens: Their tokens.
+        reused_chunks: Chunks whose entries were there already.
+    """
+
+    status: Literal["created", "updated", "unchanged"]
+    document_id: str
+    version: int
+    digest: str
+    num_tokens: int
+    num_chunks: int
+    prefilled_chunks: int
+    prefilled_tokens: int
+    reused_chunks: int
+
+
+@dataclass(frozen=True)
+class ItemFailure:
+    """One item of a corpus that could not be cached, and why."""
+
+    item: str
+    code: str
+    message: str
+
+
+@dataclass(frozen=True)
+class PrecacheSummary:
+    """What a pre-caching run did.
+
+    Attributes:
+        documents: Items stored or found unchanged.
+        created: New documents.
+        updated: Documents whose text had changed.
+        unchanged: Documents that were there already.
+        chunks: Chunks of all documents.
+        tokens: Tokens of all documents.
+        prefilled_chunks: Chunks run through the model.
+        prefilled_tokens: Their tokens.
+        seconds: Wall time.
+        tokens_per_second: ``prefilled_tokens`` over the time spent in prefill, 0 if none.
+        failures: Items that could not be cached.
+        interrupted: Whether the run was stopped before its end.
+    """
+
+    documents: int
+    created: int
+    updated: int
+    unchanged: int
+    chunks: int
+    tokens: int
+    prefilled_chunks: int
+    prefilled_tokens: int
+    seconds: float
+    tokens_per_second: float
+    failures: tuple[ItemFailure, ...] = field(default=())
+    interrupted: bool = False
+
+
+def _rounded(values: dict[str, Any], digits: int = 6) -> dict[str, Any]:
+    return {k: round(v, digits) if isinstance(v, float) else v for k, v in values.items()}

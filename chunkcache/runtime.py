@@ -1,0 +1,177 @@
+"""One process's model, store and engine, opened together and shared by all tenants."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+
+from chunkcache.catalog import Catalog
+from chunkcache.codecs import Codec, codec_by_name
+from chunkcache.engine.engine import Engine
+from chunkcache.entry import Entry
+from chunkcache.fusion.plan import FusionLimits
+from chunkcache.fusion.preparation import Preparation
+from chunkcache.identity import EntryIdentity, TenantNamespace, chunk_id, tenant_namespace
+from chunkcache.model.gate import GateReport, check_gate, gate_fingerprint, run_gate
+from chunkcache.model.loading import LoadedModel, load_model
+from chunkcache.model.prefill import IsolatedPrefill
+from chunkcache.model.template import DEFAULT_SYSTEM
+from chunkcache.pages import PagePool
+from chunkcache.settings import Settings
+from chunkcache.splitting import DocumentSplitter
+from chunkcache.store.disk import DiskTier
+from chunkcache.store.environment import StoreEnvironment
+from chunkcache.store.host import HostTier
+from chunkcache.store.lease import Lease
+from chunkcache.store.stack import TierStack
+from chunkcache.store.tier import MissReason
+from chunkcache.store.transaction import Database, Transaction
+
+Progress = Callable[[str], None]
+
+
+class Runtime:
+    """A model, a store and an engine. Build it with :meth:`open`; close it when done.
+
+    Attributes:
+        settings: What it was opened with.
+        model: The loaded model.
+        env: The store's environment.
+        stack: Entries in all tiers.
+        engine: The model's thread.
+        codec: How entries are kept.
+        preparation: What chunks are prefilled behind.
+        system: The default system prompt.
+        splitter: Cuts documents for this model's tokenizer.
+        limits: Where a full prefill runs instead of a fusion.
+        gate: What the start-up gate measured.
+        prefill: The isolated prefill; only for the engine's thread.
+    """
+
+    def __init__(
+        self, settings: Settings, model: LoadedModel, env: StoreEnvironment, gate: GateReport
+    ) -> None:
+        runner = model.runner
+        self.settings = settings
+        self.model = model
+        self.env = env
+        self.gate = gate
+        self.codec: Codec = codec_by_name(settings.codec, runner.dtype)
+        self.preparation = Preparation.parse(settings.preparation)
+        self.system = DEFAULT_SYSTEM if settings.system is None else settings.system
+        self.splitter = DocumentSplitter(model.tokenizer, settings.chunk_tokens)
+        self.limits = FusionLimits(
+            settings.min_fused_context_tokens,
+            settings.min_mean_chunk_tokens,
+            settings.max_fused_ratio,
+        )
+        self.prefill = IsolatedPrefill(runner)
+        self.stack = TierStack(HostTier(settings.host_tier_bytes), DiskTier(env))
+        pool = PagePool(
+            runner.spec,
+            num_tokens=settings.pool_tokens,
+            page_tokens=settings.page_tokens,
+            dtype=runner.dtype,
+            device=runner.device,
+        )
+        self.engine = Engine(
+            runner,
+            model.tokenizer,
+            pool,
+            self._load_entry,
+            tile_rows=settings.decode_tile_rows,
+            max_queued=settings.max_queued_requests,
+        )
+
+    @classmethod
+    def open(cls, settings: Settings, progress: Progress = lambda line: None) -> "Runtime":
+        """Load the model, open the store, pass the gate.
+
+        The store is opened first: a store that cannot be used should not cost a model's load.
+
+        Raises:
+            ModelError: The model cannot be loaded, is not supported, or fails the gate.
+            StoreError: The store cannot be used.
+            InvalidValueError: A setting does not fit.
+        """
+        Preparation.parse(settings.preparation)
+        env = StoreEnvironment.open(
+            Path(settings.store).expanduser(), max_bytes=settings.store_max_bytes
+        )
+        try:
+            model = load_model(
+                settings.model,
+                cache_dir=settings.cache_dir.expanduser(),
+                device=settings.device,
+                dtype=settings.dtype,
+                revision=settings.revision,
+                progress=progress,
+            )
+            gate = _pass_gate(model, env, progress)
+            return cls(settings, model, env, gate)
+        except BaseException:
+            env.close()
+            raise
+
+    def close(self) -> None:
+        """Finish accepted requests, then close everything; idempotent."""
+        self.engine.close()
+        self.stack.close()
+        self.env.close()
+
+    def __enter__(self) -> "Runtime":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def namespace(self, tenant: str) -> TenantNamespace:
+        """A tenant's namespace in this store."""
+        return tenant_namespace(self.env.secret, tenant)
+
+    def ensure_entry(self, identity: EntryIdentity) -> Lease:
+        """The entry, computed and stored if no tier has it. Waits for the engine's thread."""
+        return self.stack.load_or_prefill(
+            identity,
+            lambda: self.engine.call(lambda: self._compute(identity)).result(),
+            guard=self._guard(identity),
+        )
+
+    def _load_entry(self, identity: EntryIdentity, may_prefill: bool) -> Lease | MissReason:
+        if not may_prefill:
+            return self.stack.load(identity)
+        return self.stack.load_or_prefill(
+            identity, lambda: self._compute(identity), guard=self._guard(identity)
+        )
+
+    def _compute(self, identity: EntryIdentity) -> Entry:
+        assert self.engine.is_engine_thread()
+        return self.prefill.compute(identity, self.codec)
+
+    def _guard(self, identity: EntryIdentity) -> Callable[[Transaction], bool]:
+        """Has the entry deleted with its chunk, and not stored for a chunk that is gone."""
+        catalog = Catalog(self.env, identity.namespace)
+        owner = chunk_id(identity.namespace, self.model.tokenizer.digest, identity.token_ids)
+        return lambda txn: catalog.link_entries_in(txn, owner, [identity.key()])
+
+
+def _pass_gate(model: LoadedModel, env: StoreEnvironment, progress: Progress) -> GateReport:
+    """The stored result if it is of this very model and build, else a new one, kept."""
+    fingerprint = gate_fingerprint(model.runner)
+    name = b"gate/" + fingerprint.encode()
+    with env.read() as txn:
+        stored = txn.get(Database.MANIFEST, name)
+        report = None if stored is None else msgspec.msgpack.decode(stored, type=GateReport)
+    if report is None:
+        progress("checking the model once: fused in full against its plain forward")
+        report = run_gate(model.runner)
+        data = msgspec.msgpack.encode(report)
+        env.update(lambda txn: txn.put(Database.MANIFEST, name, data))
+    check_gate(report)
+    return report

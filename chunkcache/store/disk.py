@@ -1,0 +1,212 @@
+"""The disk tier: entries in LMDB. A damaged entry is met once: it is quarantined and removed."""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from chunkcache.entry import Entry
+from chunkcache.errors import StoreFormatError, StoreFullError
+from chunkcache.identity import ChunkKey, EntryIdentity
+from chunkcache.store.entry_format import (
+    DamagedEntryError,
+    check_entry,
+    decode_entry,
+    encode_entry,
+)
+from chunkcache.store.environment import StoreEnvironment
+from chunkcache.store.records import Record, decode_record, encode_record
+from chunkcache.store.tier import MissReason, NonFiniteEntryError, UnownedEntryError
+from chunkcache.store.transaction import Database, Transaction
+
+MAX_QUARANTINED = 1_000
+QUARANTINE_HEAD_BYTES = 4_096
+_SCAN_BATCH = 64
+
+Guard = Callable[[Transaction], bool]
+"""Asked inside the transaction that would store an entry; ``False`` leaves it out."""
+
+
+class QuarantineRecord(Record, frozen=True, kw_only=True):
+    """What is kept of a damaged entry.
+
+    Attributes:
+        reason: A :class:`MissReason`.
+        found_at: Unix seconds.
+        num_bytes: Length of the value.
+        head: Its first bytes.
+    """
+
+    reason: str
+    found_at: float
+    num_bytes: int
+    head: bytes
+
+
+def put_entry(txn: Transaction, entry: Entry) -> bool:
+    """Store an entry inside a transaction, unless a sound one is there.
+
+    Raises:
+        NonFiniteEntryError: It holds NaN or infinities.
+    """
+    if not entry.is_finite():
+        raise NonFiniteEntryError("an entry holds values that are not finite")
+    present = txn.get(Database.ENTRIES, entry.key)
+    if present is not None:
+        try:
+            check_entry(present, entry.key)
+        except DamagedEntryError as error:
+            _quarantine(txn, entry.key, present, error.reason)
+        else:
+            return False
+    txn.put(Database.ENTRIES, entry.key, encode_entry(entry))
+    return True
+
+
+def delete_entry(txn: Transaction, key: ChunkKey) -> bool:
+    """Remove an entry, and what the quarantine holds of it, inside a transaction."""
+    txn.delete(Database.QUARANTINE, key)
+    return txn.delete(Database.ENTRIES, key)
+
+
+def _quarantine(txn: Transaction, key: bytes, value: memoryview, reason: MissReason) -> None:
+    record = QuarantineRecord(
+        reason=reason.value,
+        found_at=time.time(),
+        num_bytes=len(value),
+        head=bytes(value[:QUARANTINE_HEAD_BYTES]),
+    )
+    txn.put(Database.QUARANTINE, key, encode_record(record))
+    while txn.num_entries(Database.QUARANTINE) > MAX_QUARANTINED:
+        oldest = min(
+            (decode_record(data, QuarantineRecord, "a quarantine record").found_at, other)
+            for other, data in txn.scan(Database.QUARANTINE)
+            if other != key
+        )
+        txn.delete(Database.QUARANTINE, oldest[1])
+
+
+class DiskTier:
+    """Entries in a store's environment; satisfies :class:`chunkcache.store.tier.Tier`."""
+
+    name = "disk"
+
+    def __init__(self, env: StoreEnvironment) -> None:
+        self._env = env
+        self._lock = threading.Lock()
+        self._quarantined: Counter[MissReason] = Counter()
+        self._num_left_in_place = 0
+
+    @property
+    def num_entries(self) -> int:
+        """Live entries, damaged ones that nobody has met yet included."""
+        with self._env.read() as txn:
+            return txn.num_entries(Database.ENTRIES)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the pages that live entries occupy."""
+        with self._env.read() as txn:
+            return txn.num_bytes(Database.ENTRIES)
+
+    @property
+    def num_quarantined(self) -> int:
+        """Damaged entries that this object has met."""
+        with self._lock:
+            return self._quarantined.total()
+
+    @property
+    def num_left_in_place(self) -> int:
+        """Damaged entries that could not be removed, because the disk was full."""
+        with self._lock:
+            return self._num_left_in_place
+
+    def get(self, identity: EntryIdentity) -> Entry | MissReason:
+        """Read an entry; see :meth:`chunkcache.store.tier.Tier.get`.
+
+        Raises:
+            StoreError: The environment is closed, or was opened before a fork.
+        """
+        try:
+            with self._env.read() as txn:
+                value = txn.get(Database.ENTRIES, identity.key())
+                if value is None:
+                    return MissReason.ABSENT
+                return decode_entry(value, identity)
+        except DamagedEntryError as error:
+            self._remove_damaged(identity, error.reason)
+            return error.reason
+        except StoreFormatError:
+            return MissReason.UNREADABLE
+
+    def contains(self, key: ChunkKey) -> bool:
+        """Whether an entry of that key is stored; a damaged one counts until somebody reads it."""
+        with self._env.read() as txn:
+            return txn.get(Database.ENTRIES, key) is not None
+
+    def put(self, entry: Entry, guard: Guard | None = None) -> bool:
+        """Keep an entry; see :meth:`chunkcache.store.tier.Tier.put`.
+
+        Args:
+            entry: What to keep.
+            guard: Asked first, in the same transaction.
+
+        Raises:
+            NonFiniteEntryError: It holds NaN or infinities.
+            StoreFullError: There is no room; nothing was kept.
+            UnownedEntryError: The guard said no.
+        """
+
+        def body(txn: Transaction) -> bool:
+            if guard is not None and not guard(txn):
+                raise UnownedEntryError
+            return put_entry(txn, entry)
+
+        return self._env.update(body)
+
+    def delete(self, key: ChunkKey) -> bool:
+        """Remove an entry; says whether there was one."""
+        return self._env.update(lambda txn: delete_entry(txn, key), frees=True)
+
+    def check_integrity(self) -> list[tuple[ChunkKey, MissReason]]:
+        """Read every entry and name what is damaged. Changes nothing."""
+        damaged: list[tuple[ChunkKey, MissReason]] = []
+        start = b""
+        while True:
+            num_read = 0
+            with self._env.read() as txn:
+                for key, value in txn.scan(Database.ENTRIES, start=start):
+                    try:
+                        check_entry(value, ChunkKey(key))
+                    except DamagedEntryError as error:
+                        damaged.append((ChunkKey(key), error.reason))
+                    start = key + b"\x00"
+                    num_read += 1
+                    if num_read == _SCAN_BATCH:
+                        break
+            if num_read < _SCAN_BATCH:
+                return damaged
+
+    def _remove_damaged(self, identity: EntryIdentity, reason: MissReason) -> None:
+        with self._lock:
+            self._quarantined[reason] += 1
+        if self._env.read_only:
+            return
+        key = identity.key()
+
+        def body(txn: Transaction) -> None:
+            value = txn.get(Database.ENTRIES, key)
+            if value is None:
+                return
+            try:
+                decode_entry(value, identity)
+            except DamagedEntryError as error:
+                _quarantine(txn, key, value, error.reason)
+                txn.delete(Database.ENTRIES, key)
+
+        try:
+            self._env.update(body, frees=True)
+        except StoreFullError:
+            # It stays where it is, a miss each time, until a recomputed entry replaces it.
+            with self._lock:
+                self._num_left_in_place += 1

@@ -1,0 +1,310 @@
+"""The tier stack: host, then disk, then prefill; one computation per key at a time.
+
+The one owner of entries. Knows no model (a prefill is a callable) and no documents (a guard is
+a callable).
+"""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from chunkcache.entry import Entry
+from chunkcache.errors import RequestCancelledError, StoreError, StoreFullError
+from chunkcache.identity import ChunkKey, EntryIdentity
+from chunkcache.store.disk import DiskTier, Guard
+from chunkcache.store.host import HostTier
+from chunkcache.store.lease import Lease, Source
+from chunkcache.store.tier import MissReason, NonFiniteEntryError, NotStored, UnownedEntryError
+
+Prefill = Callable[[], Entry]
+CountedT = TypeVar("CountedT")
+
+_KEPT_IN_HOST = (None, NotStored.STORE_FULL, NotStored.STORE_ERROR)
+"""Warnings under which an entry is sound and wanted, so that RAM may keep it."""
+
+
+class _Flight:
+    """One computation or disk read under way; others who want the key wait for it."""
+
+    def __init__(self, miss: MissReason) -> None:
+        self.miss = miss
+        self.owner = threading.get_ident()
+        self.done = threading.Event()
+        self.entry: Entry | None = None
+        self.warning: NotStored | None = None
+        self.error: BaseException | None = None
+        self.is_dropped = False
+
+
+@dataclass(frozen=True)
+class TierStackStats:
+    """A snapshot of all tiers.
+
+    Attributes:
+        lookups: Calls of ``load`` and ``load_or_prefill``.
+        hits: Lookups served, by tier.
+        misses: Lookups that no tier could serve, by reason.
+        prefills: Entries computed.
+        stored: Entries written to disk.
+        not_stored: Entries computed and served but not kept, by reason.
+        bytes: Bytes held, by tier.
+        entries: Entries held, by tier.
+        evictions: Entries pushed out of the host tier.
+        quarantined: Damaged entries met on disk.
+        leases_open: Leases not yet released.
+    """
+
+    lookups: int
+    hits: Mapping[str, int]
+    misses: Mapping[MissReason, int]
+    prefills: int
+    stored: int
+    not_stored: Mapping[NotStored, int]
+    bytes: Mapping[str, int]
+    entries: Mapping[str, int]
+    evictions: int
+    quarantined: int
+    leases_open: int
+
+
+class TierStack:
+    """Host and disk behind one lookup.
+
+    Args:
+        host: Entries in RAM.
+        disk: Entries on disk, or none: then nothing outlives the process.
+    """
+
+    def __init__(self, host: HostTier, disk: DiskTier | None) -> None:
+        self._host = host
+        self._disk = disk
+        self._lock = threading.Lock()
+        self._flights: dict[ChunkKey, _Flight] = {}
+        self._hits: Counter[str] = Counter({"host": 0, "disk": 0})
+        self._misses: Counter[MissReason] = Counter()
+        self._not_stored: Counter[NotStored] = Counter()
+        self._lookups = self._prefills = self._stored = 0
+
+    def load(self, identity: EntryIdentity) -> Lease | MissReason:
+        """Find an entry in the tiers.
+
+        Returns:
+            A lease, which the caller releases, or why no tier has the entry.
+
+        Raises:
+            StoreError: The store is closed.
+        """
+        return self._acquire(identity, None, None)
+
+    def load_or_prefill(
+        self, identity: EntryIdentity, prefill: Prefill, *, guard: Guard | None = None
+    ) -> Lease:
+        """Find an entry, or compute it and keep it.
+
+        Of all threads that want one key at the same time, one computes and the others wait. If it
+        fails they get the same error (its cancellation apart: then the next of them computes),
+        nothing is kept, and a later call tries again.
+
+        Args:
+            identity: What is wanted.
+            prefill: Computes the entry of exactly that identity.
+            guard: Asked in the transaction that would write the entry to disk whether anything
+                still refers to it; the place to record that the entry exists.
+
+        Returns:
+            A lease. If the entry was computed, ``miss`` says why; if it was then not kept,
+            ``warning`` says why.
+
+        Raises:
+            Exception: Whatever ``prefill`` raised.
+        """
+        found = self._acquire(identity, prefill, guard)
+        assert isinstance(found, Lease)
+        return found
+
+    def contains(self, key: ChunkKey) -> bool:
+        """Whether the disk (or, without one, the host tier) has an entry; reads none of it."""
+        return self._disk.contains(key) if self._disk else self._host.contains(key)
+
+    def drop(self, keys: Iterable[ChunkKey]) -> int:
+        """Remove entries from every tier, and keep computations under way from being kept.
+
+        Returns:
+            How many entries a tier had.
+        """
+        num_dropped = 0
+        for key in keys:
+            with self._lock:
+                if key in self._flights:
+                    self._flights[key].is_dropped = True
+            num_dropped += self._delete(key)
+        return num_dropped
+
+    def stats(self) -> TierStackStats:
+        """A snapshot; counts of different tiers may be a few operations apart."""
+        host, disk = self._host.stats(), self._disk
+        disk_bytes, disk_entries = (disk.num_bytes, disk.num_entries) if disk else (0, 0)
+        with self._lock:
+            return TierStackStats(
+                lookups=self._lookups,
+                hits=dict(self._hits),
+                misses=dict(self._misses),
+                prefills=self._prefills,
+                stored=self._stored,
+                not_stored=dict(self._not_stored),
+                bytes={"host": host.used_bytes, "disk": disk_bytes},
+                entries={"host": host.num_entries, "disk": disk_entries},
+                evictions=host.evictions,
+                quarantined=disk.num_quarantined if disk else 0,
+                leases_open=host.num_leases,
+            )
+
+    def check_integrity(self) -> None:
+        """Check the host tier's books.
+
+        Raises:
+            AssertionError: They do not balance.
+        """
+        self._host.check_integrity()
+
+    def close(self) -> None:
+        """Forget everything in RAM. The environment stays open: its opener closes it."""
+        self._host.clear()
+
+    def _acquire(
+        self, identity: EntryIdentity, prefill: Prefill | None, guard: Guard | None
+    ) -> Lease | MissReason:
+        key = identity.key()
+        with self._lock:
+            self._lookups += 1
+        host_miss = MissReason.ABSENT
+        while True:
+            found = self._from_host(key, identity)
+            if isinstance(found, Lease):
+                return found
+            if found is not MissReason.ABSENT:
+                host_miss = found
+            with self._lock:
+                flight = self._flights.get(key)
+                is_leader = flight is None
+                if flight is None:
+                    flight = self._flights[key] = _Flight(host_miss)
+            if is_leader:
+                return self._lead(identity, flight, prefill, guard)
+            assert flight.owner != threading.get_ident(), "a prefill asked for its own entry"
+            lease = self._follow(identity, flight, prefill)
+            if lease is not None:
+                return lease
+
+    def _from_host(self, key: ChunkKey, identity: EntryIdentity) -> Lease | MissReason:
+        lease = self._host.get(key)
+        if lease is None:
+            return MissReason.ABSENT
+        if lease.entry.identity == identity:
+            self._count(self._hits, "host")
+            return lease
+        lease.release()
+        self._host.discard(key)
+        return MissReason.TOKEN_IDS_MISMATCH
+
+    def _lead(
+        self,
+        identity: EntryIdentity,
+        flight: _Flight,
+        prefill: Prefill | None,
+        guard: Guard | None,
+    ) -> Lease | MissReason:
+        key = identity.key()
+        try:
+            found = self._disk.get(identity) if self._disk else MissReason.ABSENT
+            if isinstance(found, Entry):
+                self._count(self._hits, "disk")
+                return self._publish(flight, found, "disk", None)
+            if found is not MissReason.ABSENT:
+                flight.miss = found
+            self._count(self._misses, flight.miss)
+            if prefill is None:
+                return flight.miss
+            entry = prefill()
+            assert entry.identity == identity, "a prefill computed another entry"
+            with self._lock:
+                self._prefills += 1
+            return self._publish(flight, entry, "computed", self._keep(entry, guard))
+        except BaseException as error:
+            flight.error = error
+            raise
+        finally:
+            with self._lock:
+                del self._flights[key]
+            flight.done.set()
+
+    def _publish(
+        self, flight: _Flight, entry: Entry, source: Source, warning: NotStored | None
+    ) -> Lease:
+        """Make an entry visible to others, unless its key was dropped meanwhile."""
+        miss = flight.miss if source == "computed" else None
+        # A drop marks the flight under this lock before it removes anything: either it sees what
+        # is put here, or this sees the mark.
+        with self._lock:
+            if flight.is_dropped:
+                warning = NotStored.DROPPED
+            if warning is not None:
+                self._not_stored[warning] += 1
+            if warning in _KEPT_IN_HOST:
+                lease = self._host.put(entry, source=source, miss=miss, warning=warning)
+            else:
+                lease = self._host.lease_outside(entry, source, miss=miss, warning=warning)
+        flight.entry, flight.warning = entry, warning
+        if warning is NotStored.DROPPED and self._disk:
+            self._disk.delete(entry.key)
+        return lease
+
+    def _follow(
+        self, identity: EntryIdentity, flight: _Flight, prefill: Prefill | None
+    ) -> Lease | None:
+        """Wait for another thread's result; ``None`` means look again."""
+        flight.done.wait()
+        error = flight.error
+        if error is not None:
+            is_own_affair = isinstance(error, RequestCancelledError) or prefill is None
+            if is_own_affair or not isinstance(error, Exception):
+                return None
+            self._count(self._misses, flight.miss)
+            raise error
+        if flight.entry is None or flight.is_dropped:
+            return None
+        found = self._from_host(identity.key(), identity)
+        if isinstance(found, Lease):
+            found.warning = flight.warning
+            return found
+        self._count(self._hits, "host")
+        return self._host.lease_outside(flight.entry, "host", miss=None, warning=flight.warning)
+
+    def _keep(self, entry: Entry, guard: Guard | None) -> NotStored | None:
+        """Write an entry to disk, or say why not."""
+        if self._disk is None:
+            return None if entry.is_finite() else NotStored.NON_FINITE
+        try:
+            is_new = self._disk.put(entry, guard)
+        except NonFiniteEntryError:
+            return NotStored.NON_FINITE
+        except UnownedEntryError:
+            return NotStored.UNOWNED
+        except StoreFullError:
+            return NotStored.STORE_FULL
+        except StoreError:
+            return NotStored.STORE_ERROR
+        with self._lock:
+            self._stored += is_new
+        return None
+
+    def _delete(self, key: ChunkKey) -> bool:
+        was_in_host = self._host.discard(key)
+        was_on_disk = self._disk.delete(key) if self._disk else False
+        return was_in_host or was_on_disk
+
+    def _count(self, counter: Counter[CountedT], label: CountedT) -> None:
+        with self._lock:
+            counter[label] += 1

@@ -1,0 +1,147 @@
+"""Tiny models for tests: a whole model directory of random weights, made in a fraction of a second.
+
+Shipped with the package, so that whoever builds on it can test without a download. Knows how a
+model directory looks on disk, and nothing of how the rest of the package uses one.
+"""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+TINY_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+"""Families that :func:`write_tiny_model` can write."""
+
+SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+"""Control tokens of the tiny tokenizer; their ids are their places here."""
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+"""ChatML."""
+
+_NUM_MERGES = 160
+_MERGE_SAMPLE = """
+system user assistant You are a helpful AI assistant. Answer the question from the documents.
+Documents: Question: Answer in one short sentence.
+The harbour opens at seven in the morning and the ferry to the island leaves from the northern pier.
+Who keeps the key to the tower? What is the name of the river? When was the bridge built?
+A document is split into chunks and the chunks of a document are kept in the store.
+The library stands between the station and the old market; the code of the door is 4017.
+"""
+
+
+def write_tiny_model(
+    directory: Path | str, *, family: str = "llama", seed: int = 0, **config: Any
+) -> Path:
+    """Write a model of random weights with its tokenizer and chat template.
+
+    Two layers, hidden size 64, four query heads over two KV heads, 512 positions, a byte-level
+    BPE tokenizer of 419 tokens that reads any text, ChatML. The same arguments give the same
+    bytes. The rows of the control tokens in the output matrix are zero, so that greedy answers
+    run to their limit; give ``eos_token_id`` to have one end earlier.
+
+    Args:
+        directory: Where to write; made if missing.
+        family: One of :data:`TINY_FAMILIES`.
+        seed: Seed of the weights.
+        config: Fields of the family's Hugging Face configuration to set instead.
+
+    Returns:
+        The directory, ready for ``load_model`` and for ``from_pretrained``.
+
+    Raises:
+        ValueError: For another family.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    if family not in TINY_FAMILIES:
+        raise ValueError(f"family {family!r} is not one of {', '.join(TINY_FAMILIES)}")
+    target = Path(directory)
+    target.mkdir(parents=True, exist_ok=True)
+    definition = tiny_tokenizer_json()
+    (target / "tokenizer.json").write_text(definition, encoding="utf-8")
+    fields: dict[str, Any] = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 512,
+        "vocab_size": len(json.loads(definition)["model"]["vocab"]),
+        "initializer_range": 0.12,
+        "tie_word_embeddings": False,
+        "bos_token_id": SPECIAL_TOKENS.index("<|im_start|>"),
+        "eos_token_id": SPECIAL_TOKENS.index("<|im_end|>"),
+        "pad_token_id": SPECIAL_TOKENS.index("<|endoftext|>"),
+    }
+    if family == "mistral":
+        fields["sliding_window"] = None
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **fields | config))
+    with torch.no_grad():
+        model.get_output_embeddings().weight[: len(SPECIAL_TOKENS)] = 0
+    model.to(torch.float32).save_pretrained(target)
+    (target / "tokenizer_config.json").write_text(
+        json.dumps(
+            {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "bos_token": "<|im_start|>",
+                "eos_token": "<|im_end|>",
+                "pad_token": "<|endoftext|>",
+                "clean_up_tokenization_spaces": False,
+                "chat_template": CHAT_TEMPLATE,
+            },
+            indent=1,
+        ),
+        encoding="utf-8",
+    )
+    return target
+
+
+def tiny_tokenizer_json() -> str:
+    """A ``tokenizer.json``: every byte, some merges of common words, three control tokens."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    words = Counter(tuple(word) for word, _ in byte_level.pre_tokenize_str(_MERGE_SAMPLE))
+    vocab = [*SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    merges = _learn_merges(words, _NUM_MERGES)
+    vocab += [left + right for left, right in merges]
+    tokenizer = Tokenizer(models.BPE({piece: i for i, piece in enumerate(vocab)}, merges))
+    tokenizer.pre_tokenizer = byte_level
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(
+        [AddedToken(t, special=True, normalized=False) for t in SPECIAL_TOKENS]
+    )
+    return tokenizer.to_str()
+
+
+def _learn_merges(words: Counter[tuple[str, ...]], num_merges: int) -> list[tuple[str, str]]:
+    """Learned here, not by the library's trainer: the same merges in each of its releases."""
+    merges: list[tuple[str, str]] = []
+    pieces = {tuple(word): list(word) for word in words}
+    while len(merges) < num_merges:
+        pairs: Counter[tuple[str, str]] = Counter()
+        for word, count in words.items():
+            for pair in zip(pieces[word], pieces[word][1:], strict=False):
+                pairs[pair] += count
+        best = min(pairs, key=lambda pair: (-pairs[pair], pair))
+        merges.append(best)
+        for split in pieces.values():
+            _merge(split, best)
+    return merges
+
+
+def _merge(split: list[str], pair: tuple[str, str]) -> None:
+    i = 0
+    while i < len(split) - 1:
+        if (split[i], split[i + 1]) == pair:
+            split[i : i + 2] = [pair[0] + pair[1]]
+        i += 1

@@ -1,0 +1,1 @@
+"""Operators over paged keys and values; each has a reference and faster implementations."""

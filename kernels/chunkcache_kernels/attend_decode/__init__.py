@@ -1,0 +1,1 @@
+"""Attention of one new row per sequence over paged keys and values."""

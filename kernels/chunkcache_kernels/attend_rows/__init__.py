@@ -1,0 +1,1 @@
+"""Attention of scattered query rows over paged keys and values."""

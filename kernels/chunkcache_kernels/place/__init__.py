@@ -1,0 +1,1 @@
+"""Place kept keys and values into page slots, rotating the keys on the way."""

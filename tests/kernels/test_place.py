@@ -1,0 +1,168 @@
+"""``place``: every implementation against the reference, and what must not depend on layout."""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chunkcache_kernels.checks import KernelArgumentError
+from chunkcache_kernels.implementation import Implementation, use_implementation
+from chunkcache_kernels.paged import flat_slots
+from chunkcache_kernels.place import cpu
+from chunkcache_kernels.place.op import place
+from chunkcache_kernels.place.spec import PLACE
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "one token": {"num_tokens": 1},
+    "one run": {"scattered": False},
+    "partial rotary": {"rotary_dims": 6},
+    "odd head dim": {"head_dim": 24, "rotary_dims": 18},
+    "interleaved": {"interleaved": True},
+    "interleaved partial": {"interleaved": True, "rotary_dims": 10, "scattered": False},
+    "layers without rope": {"rope_table": (-1, 0, -1)},
+    "no layer with rope": {"rope_table": (-1, -1, -1)},
+    "two rotations": {"rope_table": (1, 0, 1), "num_kv_heads": 1},
+    "fp32 source": {"source_dtype": torch.float32},
+    "fp16 source": {"source_dtype": torch.float16, "scattered": False},
+    "bf16 pages": {"dtype": torch.bfloat16},
+    "bf16 pages, one run": {"dtype": torch.bfloat16, "scattered": False},
+    "fp16 pages": {"dtype": torch.float16, "source_dtype": torch.float32},
+    "pages of one slot": {"page_tokens": 1, "num_tokens": 5},
+    "pages of five slots": {"page_tokens": 5, "num_kv_heads": 3},
+}
+
+
+@pytest.mark.parametrize("implementation", PLACE.implementations[1:])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+def test_equals_the_reference(implementation: Implementation, shape: dict[str, Any]):
+    inputs = PLACE.make_inputs(3, **shape)
+    PLACE.check(implementation, inputs, shape.get("dtype", torch.float32))
+
+
+@pytest.mark.parametrize("implementation", PLACE.implementations)
+@pytest.mark.parametrize("scattered", [True, False])
+def test_writes_its_slots_and_no_other(implementation: Implementation, scattered: bool):
+    inputs = PLACE.make_inputs(4, scattered=scattered)
+    with use_implementation(implementation):
+        written = PLACE.run(inputs)
+    unused = torch.ones(flat_slots(inputs["k_pages"]).shape[1], dtype=torch.bool)
+    unused[inputs["slots"]] = False
+    for pages in written:
+        assert flat_slots(pages)[:, unused].isnan().all()
+        assert flat_slots(pages)[:, ~unused].isfinite().all()
+
+
+@pytest.mark.parametrize("implementation", PLACE.implementations)
+def test_layers_without_rope_and_values_are_copied_exactly(implementation: Implementation):
+    inputs = PLACE.make_inputs(5, rope_table=(-1, 0, -1))
+    with use_implementation(implementation):
+        k_pages, v_pages = PLACE.run(inputs)
+    for layer in (0, 2):
+        assert torch.equal(flat_slots(k_pages)[layer, inputs["slots"]], inputs["k"][layer].float())
+    assert torch.equal(flat_slots(v_pages)[:, inputs["slots"]], inputs["v"].float())
+
+
+@pytest.mark.parametrize("implementation", PLACE.implementations)
+def test_takes_rows_cut_out_of_a_larger_entry(implementation: Implementation):
+    inputs = dict(PLACE.make_inputs(6, num_tokens=20))
+    wide = {name: inputs[name].repeat(1, 2, 1, 1) for name in ("k", "v")}
+    cut = {name: rows[:, 20:] for name, rows in wide.items()}
+    assert not cut["k"].is_contiguous()
+    with use_implementation(implementation):
+        whole, strided = PLACE.run(inputs), PLACE.run({**inputs, **cut})
+    for a, b in zip(whole, strided, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    num_tokens=st.integers(1, 70),
+    head_dim=st.sampled_from([8, 24, 64]),
+    rotary_share=st.sampled_from([1, 2]),
+    interleaved=st.booleans(),
+    block_bits=st.integers(5, 18),
+    cut=st.integers(0, 70),
+    seed=st.integers(0, 99),
+)
+def test_the_cpu_path_gives_the_same_bits_in_any_layout(
+    num_tokens: int,
+    head_dim: int,
+    rotary_share: int,
+    interleaved: bool,
+    block_bits: int,
+    cut: int,
+    seed: int,
+):
+    """In one run, in scattered pages, in single slots, in two calls, in blocks of any size."""
+    inputs = PLACE.make_inputs(
+        seed,
+        num_tokens=num_tokens,
+        head_dim=head_dim,
+        rotary_dims=head_dim // rotary_share,
+        interleaved=interleaved,
+        scattered=False,
+    )
+    num_slots = flat_slots(inputs["k_pages"]).shape[1]
+    paged = PLACE.make_inputs(seed, num_tokens=num_tokens)["slots"]
+    single = torch.randperm(num_slots, generator=torch.Generator().manual_seed(seed))[:num_tokens]
+
+    def placed(slots: torch.Tensor, bounds: list[int]) -> torch.Tensor:
+        pages = inputs["k_pages"].clone(), inputs["v_pages"].clone()
+        for start, end in pairwise(bounds):
+            part = {name: inputs[name][:, start:end] for name in ("k", "v", "cos", "sin")}
+            place(
+                **part,
+                rope_table=inputs["rope_table"],
+                k_pages=pages[0],
+                v_pages=pages[1],
+                slots=slots[start:end],
+                interleaved=interleaved,
+            )
+        return flat_slots(torch.stack(pages))[:, :, slots]
+
+    whole = [0, num_tokens]
+    expected = placed(inputs["slots"], whole)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cpu, "BLOCK_ELEMENTS", 1 << block_bits)
+        for slots in (inputs["slots"], paged, single):
+            assert torch.equal(placed(slots, whole), expected)
+            assert torch.equal(placed(slots, [0, min(cut, num_tokens), num_tokens]), expected)
+
+
+@pytest.mark.parametrize("implementation", PLACE.implementations)
+def test_no_tokens_is_no_work(implementation: Implementation):
+    inputs = dict(PLACE.make_inputs(7, num_tokens=1))
+    empty = {name: inputs[name][:, :0] for name in ("k", "v", "cos", "sin")}
+    with use_implementation(implementation):
+        k_pages, _ = PLACE.run({**inputs, **empty, "slots": inputs["slots"][:0]})
+    assert k_pages.isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"slots": torch.arange(3)}, r"slots has shape \(3,\), expected \(37,\)"),
+        ({"slots": torch.arange(37).int()}, "slots must be int64"),
+        ({"v": torch.zeros(3, 36, 2, 16)}, "v has shape"),
+        ({"rope_table": (0, 0)}, "rope_table"),
+        ({"rope_table": (0, 1, 0)}, "rope_table"),
+        ({"rope_table": (0, -2, 0)}, "rope_table"),
+        ({"cos": torch.zeros(1, 37, 16).double()}, "must be float32"),
+        ({"k_pages": torch.zeros(3, 16, 5, 2, 16).transpose(1, 2)}, "must be contiguous"),
+        ({"v_pages": torch.zeros(3, 5, 16, 2, 16).bfloat16()}, "v_pages are torch.bfloat16"),
+    ],
+)
+def test_refuses_what_does_not_fit(change: dict[str, Any], message: str):
+    inputs = PLACE.make_inputs(8)
+    with pytest.raises(KernelArgumentError, match=message):
+        place(**{**inputs, **change})
+
+
+def test_the_floor_counts_every_byte_once():
+    inputs = PLACE.make_inputs(9, num_layers=1, num_tokens=2, num_kv_heads=1, head_dim=16)
+    read = 2 * (2 * 16 * 2) + 2 * (2 * 16 * 4) + 2 * 8
+    assert PLACE.floor(inputs).moved_bytes == read + 2 * (2 * 16 * 4)

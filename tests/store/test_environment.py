@@ -1,0 +1,466 @@
+"""The environment within one process: opening, refusing, growing, closing."""
+
+import os
+import stat
+import threading
+from pathlib import Path
+
+import lmdb
+import pytest
+
+from chunkcache.errors import StoreError, StoreFormatError, StoreFullError, StoreLockedError
+from chunkcache.store import environment as environment_module
+from chunkcache.store.environment import INITIAL_MAP_BYTES, StoreEnvironment
+from chunkcache.store.manifest import MANIFEST_KEY, Manifest
+from chunkcache.store.map_gate import MapGate
+from chunkcache.store.records import encode_record
+from chunkcache.store.transaction import Database
+
+MAX_BYTES = 1 << 30
+ENTRIES = Database.ENTRIES
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+def open_store(path, **options):
+    return StoreEnvironment.open(path, **{"max_bytes": MAX_BYTES} | options)
+
+
+def put(env, key, value):
+    env.update(lambda txn: txn.put(ENTRIES, key, value))
+
+
+def get(env, key):
+    with env.read() as txn:
+        value = txn.get(ENTRIES, key)
+        return None if value is None else bytes(value)
+
+
+def test_a_store_is_made_once_and_keeps_its_secret(path):
+    with open_store(path / "deep") as env:
+        first = (env.secret, env.manifest)
+        put(env, b"k", b"v")
+    assert len(first[0]) == 32
+    mode = (path / "deep" / "secret.key").stat().st_mode
+    assert stat.S_IMODE(mode) == 0o600
+    with open_store(path / "deep") as env:
+        assert (env.secret, env.manifest) == first
+        assert get(env, b"k") == b"v"
+    with open_store(path / "other") as env:
+        assert env.secret != first[0]
+    assert sorted(os.listdir(path / "deep")) == ["data.mdb", "lock.mdb", "secret.key"]
+
+
+def test_a_second_open_in_one_process_is_refused_and_the_first_goes_on(path, tmp_path):
+    link = tmp_path / "link"
+    with open_store(path) as env:
+        link.symlink_to(path)
+        for name in (path, link, path / ".." / path.name):
+            with pytest.raises(StoreLockedError, match="open already"):
+                open_store(name)
+        put(env, b"k", b"v")
+        assert get(env, b"k") == b"v"
+    with open_store(link) as env:
+        assert env.path == path.resolve()
+        assert get(env, b"k") == b"v"
+
+
+def test_closing_twice_is_closing_and_a_closed_store_says_so(path):
+    env = open_store(path)
+    env.close()
+    env.close()
+    with open_store(path) as second:
+        env.close()
+        with pytest.raises(StoreLockedError):
+            open_store(path)
+        put(second, b"k", b"v")
+    for use in (lambda: get(env, b"k"), lambda: put(env, b"k", b"v")):
+        with pytest.raises(StoreError, match="closed"):
+            use()
+
+
+@pytest.mark.parametrize("version", [0, 2, "1", None, True, 1.5])
+def test_another_store_format_is_refused(path, version):
+    open_store(path).close()
+    manifest = Manifest(format=version, lmdb_version="", created_at=0.0, secret_digest=b"")
+    with lmdb.open(os.fspath(path), max_dbs=1) as raw, raw.begin(write=True) as txn:
+        txn.put(MANIFEST_KEY, encode_record(manifest), db=raw.open_db(b"manifest", txn=txn))
+    with pytest.raises(StoreFormatError, match="format"):
+        open_store(path)
+
+
+def test_a_store_without_a_sound_manifest_is_refused(path):
+    open_store(path).close()
+    for change in (
+        lambda txn, db: txn.put(MANIFEST_KEY, b"rubbish that is no record", db=db),
+        lambda txn, db: txn.delete(MANIFEST_KEY, db=db),
+    ):
+        with lmdb.open(os.fspath(path), max_dbs=1) as raw, raw.begin(write=True) as txn:
+            change(txn, raw.open_db(b"manifest", txn=txn))
+        with pytest.raises(StoreFormatError, match="manifest"):
+            open_store(path)
+
+
+def test_somebody_elses_lmdb_directory_is_refused_and_left_alone(path):
+    path.mkdir()
+    with lmdb.open(os.fspath(path)) as raw, raw.begin(write=True) as txn:
+        txn.put(b"theirs", b"1")
+    with pytest.raises(StoreFormatError):
+        open_store(path)
+    with lmdb.open(os.fspath(path)) as raw, raw.begin() as txn:
+        assert list(txn.cursor()) == [(b"theirs", b"1")]
+
+
+@pytest.mark.parametrize("content", [None, b"", b"short", b"x" * 33, b"y" * 32])
+def test_a_lost_or_swapped_secret_is_noticed(path, content):
+    open_store(path).close()
+    secret = path / "secret.key"
+    secret.unlink()
+    if content is not None:
+        secret.write_bytes(content)
+        secret.chmod(0o600)
+    with pytest.raises(StoreFormatError, match="secret"):
+        open_store(path)
+
+
+def test_a_secret_that_everybody_can_read_is_refused(path):
+    open_store(path).close()
+    (path / "secret.key").chmod(0o644)
+    with pytest.raises(StoreError, match="chmod 600"):
+        open_store(path)
+
+
+def test_a_path_that_cannot_hold_a_store_is_refused(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("")
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    for path in (file, file / "below", loop, Path("/proc/store")):
+        with pytest.raises(StoreError):
+            open_store(path)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_directory_that_may_not_be_written_is_refused(path):
+    path.mkdir(mode=0o500)
+    with pytest.raises(StoreError, match="not writable"):
+        open_store(path)
+
+
+def test_read_only_reads_and_makes_nothing(path):
+    with pytest.raises(StoreError):
+        open_store(path, read_only=True)
+    assert not path.exists()
+    path.mkdir()
+    with pytest.raises(StoreError, match="no store"):
+        open_store(path, read_only=True)
+    with open_store(path) as env:
+        put(env, b"k", b"v")
+        secret = env.secret
+    with open_store(path, read_only=True) as env:
+        assert get(env, b"k") == b"v"
+        assert env.secret == secret
+        with pytest.raises(StoreError, match="read-only"):
+            put(env, b"k", b"w")
+
+
+@pytest.mark.parametrize("num_bytes", [100, 4_096, 5_000, 8_192, 1_000_000])
+def test_a_truncated_file_is_refused_before_it_is_touched(path, num_bytes):
+    with open_store(path) as env:
+        for i in range(20):
+            put(env, b"%d" % i, bytes(100_000))
+    os.truncate(path / "data.mdb", num_bytes)
+    for read_only in (False, True):
+        with pytest.raises(StoreFormatError, match="start empty"):
+            open_store(path, read_only=read_only)
+
+
+def test_a_file_of_rubbish_is_refused(path):
+    open_store(path).close()
+    (path / "data.mdb").write_bytes(os.urandom(100_000))
+    with pytest.raises(StoreFormatError):
+        open_store(path)
+
+
+def take_and_free_pages(env):
+    """LMDB counts the last of these pages as part of the file, and never writes them."""
+    put(env, b"freed", bytes(200_000))
+
+    def body(txn):
+        txn.delete(ENTRIES, b"freed")
+        txn.put(ENTRIES, b"never there", bytes(200_000))
+        txn.delete(ENTRIES, b"never there")
+
+    env.update(body)
+
+
+def test_a_sound_file_never_looks_truncated(path):
+    with open_store(path) as env:
+        take_and_free_pages(env)
+        size = env._lmdb().info()["last_pgno"] * 4_096 + 4_096
+        assert env.file_bytes == size
+    open_store(path, read_only=True).close()
+
+
+def test_a_file_that_ends_in_pages_never_written_is_mended(path, monkeypatch):
+    monkeypatch.setattr(environment_module, "pad_data_file", lambda env, path: None)
+    with open_store(path) as env:
+        put(env, b"kept", bytes(10_000))
+        take_and_free_pages(env)
+        size = env._lmdb().info()["last_pgno"] * 4_096 + 4_096
+        assert env.file_bytes < size
+    with pytest.raises(StoreFormatError, match="Open the store once"):
+        open_store(path, read_only=True)
+    with open_store(path) as env:
+        assert get(env, b"kept") == bytes(10_000)
+        assert env.file_bytes == size
+
+
+@pytest.mark.parametrize("num_pages_cut", [1, 20, 48, 49, 60])
+def test_a_file_cut_anywhere_cannot_kill_the_process(path, num_pages_cut):
+    with open_store(path) as env:
+        for name in (b"first", b"last"):
+            # Pages freed here take the tree's pages later, so that the value is last in the file.
+            for i in range(8):
+                put(env, b"small", b"%d" % i)
+            put(env, name, b"x" * 200_000)
+    os.truncate(path / "data.mdb", (path / "data.mdb").stat().st_size - num_pages_cut * 4_096)
+    if num_pages_cut > 48:
+        with pytest.raises(StoreFormatError):
+            open_store(path)
+        return
+    with open_store(path) as env:
+        assert get(env, b"first") == b"x" * 200_000
+        read = get(env, b"last")
+        assert (len(read), read[-1]) == (200_000, 0)
+
+
+def test_a_failed_open_leaves_the_directory_free(path):
+    open_store(path).close()
+    secret = (path / "secret.key").read_bytes()
+    (path / "secret.key").unlink()
+    with pytest.raises(StoreFormatError):
+        open_store(path)
+    (path / "secret.key").write_bytes(secret)
+    (path / "secret.key").chmod(0o600)
+    open_store(path).close()
+
+
+def test_the_map_grows_until_a_batch_fits(path):
+    with open_store(path) as env:
+        assert env.map_bytes == INITIAL_MAP_BYTES
+        values = {b"%04d" % i: bytes([i % 256]) * 1_000_000 for i in range(200)}
+        env.update(lambda txn: [txn.put(ENTRIES, k, v) for k, v in values.items()])
+        assert env.map_bytes == 4 * INITIAL_MAP_BYTES
+        with env.read() as txn:
+            assert txn.num_entries(ENTRIES) == 200
+            assert all(bytes(value) == values[key] for key, value in txn.scan(ENTRIES))
+            assert txn.num_bytes(ENTRIES) >= 200_000_000
+        assert env.file_bytes >= 200_000_000
+    with open_store(path) as env:
+        assert env.map_bytes >= env.file_bytes
+
+
+def test_over_the_limit_nothing_of_a_batch_is_kept_and_the_store_goes_on(path):
+    with open_store(path, max_bytes=100_000_000) as env:
+        put(env, b"before", b"v")
+
+        def body(txn):
+            for i in range(200):
+                txn.put(ENTRIES, b"%d" % i, bytes(1_000_000))
+
+        with pytest.raises(StoreFullError, match="limit"):
+            env.update(body)
+        with env.read() as txn:
+            assert [key for key, _ in txn.scan(ENTRIES)] == [b"before"]
+        put(env, b"after", bytes(1_000_000))
+        assert len(get(env, b"after")) == 1_000_000
+        assert env.map_bytes <= 100_000_000
+
+
+def test_a_store_over_its_limit_takes_nothing_until_it_was_emptied(path):
+    with open_store(path) as env:
+        for i in range(100):
+            put(env, b"%d" % i, bytes(1_000_000))
+    with open_store(path, max_bytes=32 << 20) as env:
+        with pytest.raises(StoreFullError):
+            put(env, b"new", bytes(10_000))
+        for i in range(80):
+            env.update(lambda txn, i=i: txn.delete(ENTRIES, b"%d" % i), frees=True)
+        put(env, b"new", bytes(1_000_000))
+        assert get(env, b"99") == bytes(1_000_000)
+
+
+def test_a_full_store_can_be_emptied_again_and_again(path):
+    num_stored = []
+    with open_store(path, max_bytes=80_000_000) as env:
+        for cycle in range(4):
+            stored = []
+            with pytest.raises(StoreFullError):
+                for i in range(1_000):
+                    put(env, b"%d" % i, bytes([cycle]) * (1_000_000 + i))
+                    stored.append(b"%d" % i)
+            with pytest.raises(StoreFullError):
+                for i in range(10_000):
+                    put(env, b"small%d" % i, bytes(2_000))
+                    stored.append(b"small%d" % i)
+            for key in stored:
+                assert env.update(lambda txn, key=key: txn.delete(ENTRIES, key), frees=True)
+            num_stored.append(len(stored))
+        assert min(num_stored) > 60
+        assert env.file_bytes <= 80_000_000
+
+
+def test_space_is_used_again(path):
+    with open_store(path, max_bytes=150_000_000) as env:
+        for _ in range(10):
+            for i in range(50):
+                put(env, b"%d" % i, bytes(2_000_000))
+            env.update(lambda txn: [txn.delete(ENTRIES, b"%d" % i) for i in range(50)])
+        assert env.file_bytes <= 150_000_000
+        with env.read() as txn:
+            assert txn.num_bytes(ENTRIES) == 0
+
+
+def test_a_failed_block_changes_nothing(env):
+    with pytest.raises(ZeroDivisionError), env.write() as txn:
+        txn.put(ENTRIES, b"k", b"v")
+        raise ZeroDivisionError
+    assert get(env, b"k") is None
+    with env.write() as txn:
+        txn.put(ENTRIES, b"k", b"v")
+    assert get(env, b"k") == b"v"
+
+
+def test_one_attempt_does_not_grow_the_map(env):
+    with pytest.raises(StoreFullError), env.write() as txn:
+        for i in range(100):
+            txn.put(ENTRIES, b"%d" % i, bytes(1_000_000))
+    assert env.map_bytes == INITIAL_MAP_BYTES
+    assert get(env, b"0") is None
+
+
+def test_transactions_do_not_nest(env):
+    with env.read(), pytest.raises(AssertionError), env.read():
+        pass
+    with env.read(), pytest.raises(AssertionError):
+        put(env, b"k", b"v")
+    put(env, b"k", b"v")
+
+
+def test_a_scan_gives_a_prefix_in_order(env):
+    keys = [b"a", b"ab", b"abc", b"b", b"ba", b"\xff", b"\xff\xff"]
+    env.update(lambda txn: [txn.put(ENTRIES, key, key) for key in reversed(keys)])
+    with env.read() as txn:
+        assert [k for k, _ in txn.scan(ENTRIES)] == keys
+        assert [k for k, _ in txn.scan(ENTRIES, b"ab")] == [b"ab", b"abc"]
+        assert [bytes(v) for _, v in txn.scan(ENTRIES, b"a", start=b"aba")] == [b"abc"]
+        assert [k for k, _ in txn.scan(ENTRIES, b"b", start=b"a")] == [b"b", b"ba"]
+        assert [k for k, _ in txn.scan(ENTRIES, start=b"b")] == keys[3:]
+        assert [k for k, _ in txn.scan(ENTRIES, b"\xff")] == [b"\xff", b"\xff\xff"]
+        assert list(txn.scan(ENTRIES, b"c")) == []
+
+
+def test_growth_waits_for_slow_readers_who_see_every_key(path):
+    with open_store(path) as env:
+        initial = {b"%04d" % i: bytes([i % 256]) * 10_000 for i in range(200)}
+        env.update(lambda txn: [txn.put(ENTRIES, k, v) for k, v in initial.items()])
+        failures: list[object] = []
+        stop = threading.Event()
+
+        def read_slowly():
+            while not stop.is_set():
+                with env.read() as txn:
+                    found = {key: bytes(value) for key, value in txn.scan(ENTRIES, b"0")}
+                if found != initial:
+                    failures.append(len(found))
+
+        readers = [threading.Thread(target=read_slowly) for _ in range(3)]
+        for reader in readers:
+            reader.start()
+        for i in range(16):
+            put(env, b"large%d" % i, bytes(50_000_000))
+        stop.set()
+        for reader in readers:
+            reader.join()
+        assert failures == []
+        assert env.map_bytes >= 800_000_000
+
+
+def test_threads_that_all_fill_the_map_all_succeed(path):
+    with open_store(path) as env:
+        failures: list[BaseException] = []
+
+        def write(thread):
+            try:
+                for i in range(20):
+                    put(env, b"%d-%d" % (thread, i), bytes([thread]) * 3_000_000)
+            except BaseException as error:
+                failures.append(error)
+
+        writers = [threading.Thread(target=write, args=(i,)) for i in range(4)]
+        for writer in writers:
+            writer.start()
+        for writer in writers:
+            writer.join()
+        assert failures == []
+        for thread in range(4):
+            for i in range(20):
+                assert get(env, b"%d-%d" % (thread, i)) == bytes([thread]) * 3_000_000
+
+
+def test_growth_gives_up_on_a_reader_that_never_leaves(path, monkeypatch):
+    monkeypatch.setattr(environment_module, "REPLACE_TIMEOUT_S", 0.05)
+    with open_store(path) as env:
+        entered, leave = threading.Event(), threading.Event()
+
+        def stay():
+            with env.read():
+                entered.set()
+                leave.wait(30)
+
+        reader = threading.Thread(target=stay)
+        reader.start()
+        entered.wait(30)
+        with pytest.raises(StoreError, match="has been open"):
+            put(env, b"k", bytes(100_000_000))
+        with pytest.raises(StoreError, match="has been open"):
+            env.close()
+        put(env, b"small", b"v")
+        leave.set()
+        reader.join()
+        put(env, b"k", bytes(100_000_000))
+        assert get(env, b"small") == b"v"
+
+
+def test_the_gate_lets_a_replacer_go_before_new_users():
+    gate = MapGate(timeout_s=30)
+    order: list[str] = []
+    receipt = gate.enter()
+    waiting = threading.Event()
+
+    def replace():
+        waiting.set()
+        with gate.replacing():
+            order.append("replacer")
+
+    def use():
+        gate.leave(gate.enter())
+        order.append("user")
+
+    replacer = threading.Thread(target=replace)
+    replacer.start()
+    waiting.wait(30)
+    while not gate.is_replacing:
+        pass
+    user = threading.Thread(target=use)
+    user.start()
+    assert order == []
+    gate.leave(receipt)
+    replacer.join()
+    user.join()
+    assert order == ["replacer", "user"]
+    assert gate.num_users == 0

@@ -1,0 +1,398 @@
+"""The tier stack: one computation per key, the same bits from every tier, nothing after a drop."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+import torch
+
+from chunkcache.entry import Entry
+from chunkcache.errors import EngineFailedError, RequestCancelledError
+from chunkcache.store.disk import DiskTier
+from chunkcache.store.environment import StoreEnvironment
+from chunkcache.store.host import HostTier
+from chunkcache.store.lease import Lease
+from chunkcache.store.stack import TierStack
+from chunkcache.store.tier import MissReason, NotStored
+from chunkcache.store.transaction import Database
+
+HOST_BYTES = 1 << 20
+
+
+class Prefill:
+    """Counts its calls; may wait for a signal, and may fail a few times first."""
+
+    def __init__(self, entry: Entry, *, failures: int = 0, error: Exception | None = None) -> None:
+        self.entry = entry
+        self.failures = failures
+        self.error = error or EngineFailedError("prefill failed")
+        self.num_calls = 0
+        self.started = threading.Event()
+        self.may_finish = threading.Event()
+        self.may_finish.set()
+
+    def __call__(self) -> Entry:
+        self.num_calls += 1
+        self.started.set()
+        assert self.may_finish.wait(30)
+        if self.num_calls <= self.failures:
+            raise self.error
+        return replace(self.entry, k=self.entry.k.clone(), v=self.entry.v.clone())
+
+
+@pytest.fixture
+def host():
+    return HostTier(HOST_BYTES)
+
+
+@pytest.fixture
+def stack(env, host):
+    stack = TierStack(host, DiskTier(env))
+    yield stack
+    stats = stack.stats()
+    assert stats.leases_open == 0
+    assert stats.lookups == sum(stats.hits.values()) + sum(stats.misses.values())
+    stack.check_integrity()
+    stack.close()
+
+
+def in_threads(count: int, work: Callable[[], object]) -> list[object]:
+    """Run ``work`` in threads at once; results, or the exceptions themselves."""
+
+    def run(_: int) -> object:
+        try:
+            return work()
+        except Exception as error:
+            return error
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(run, range(count)))
+
+
+def test_cold_host_and_disk_give_the_same_bits(env, stack, host, make_entry):
+    entry, prefill = make_entry(), Prefill(make_entry())
+    assert stack.load(entry.identity) is MissReason.ABSENT
+    with stack.load_or_prefill(entry.identity, prefill) as cold:
+        assert (cold.source, cold.miss, cold.warning) == ("computed", MissReason.ABSENT, None)
+    with stack.load_or_prefill(entry.identity, prefill) as warm:
+        assert (warm.source, warm.miss) == ("host", None)
+    host.clear()
+    with stack.load(entry.identity) as read:
+        assert read.source == "disk"
+    with stack.load(entry.identity) as again:
+        assert again.source == "host"
+    for lease in (cold, warm, read, again):
+        assert torch.equal(lease.entry.k, entry.k)
+        assert torch.equal(lease.entry.v, entry.v)
+    stats = stack.stats()
+    assert (stats.lookups, stats.hits) == (5, {"host": 2, "disk": 1})
+    assert (stats.prefills, stats.stored, prefill.num_calls) == (1, 1, 1)
+    assert stats.misses == {MissReason.ABSENT: 2}
+    assert stats.entries == {"host": 1, "disk": 1}
+    assert stats.bytes["host"] == entry.num_bytes
+
+
+def test_a_stack_without_a_disk_keeps_entries_in_ram_alone(host, make_entry):
+    stack, prefill = TierStack(host, None), Prefill(make_entry())
+    for _ in range(2):
+        stack.load_or_prefill(prefill.entry.identity, prefill).release()
+    assert prefill.num_calls == 1
+    bad = make_entry(2)
+    bad.k[0, 0, 0, 0] = torch.nan
+    prefill = Prefill(bad)
+    for _ in range(2):
+        with stack.load_or_prefill(bad.identity, prefill) as lease:
+            assert lease.warning is NotStored.NON_FINITE
+    assert prefill.num_calls == 2
+    assert stack.stats().bytes["disk"] == 0
+
+
+def test_sixteen_want_one_entry_and_one_computes(stack, make_entry):
+    prefill = Prefill(make_entry())
+    prefill.may_finish.clear()
+    releaser = threading.Thread(
+        target=lambda: prefill.started.wait(30) and prefill.may_finish.set()
+    )
+    releaser.start()
+    leases = in_threads(16, lambda: stack.load_or_prefill(prefill.entry.identity, prefill))
+    releaser.join()
+    assert prefill.num_calls == 1
+    for lease in leases:
+        assert isinstance(lease, Lease)
+        assert torch.equal(lease.entry.k, prefill.entry.k)
+        lease.release()
+    assert [lease.source for lease in leases].count("computed") == 1
+
+
+def test_waiters_are_served_even_if_the_host_has_no_room(env, make_entry):
+    stack, prefill = TierStack(HostTier(0), DiskTier(env)), Prefill(make_entry())
+    prefill.may_finish.clear()
+    waiting = threading.Semaphore(0)
+
+    def want() -> Lease:
+        waiting.release()
+        return stack.load_or_prefill(prefill.entry.identity, prefill)
+
+    def let_go() -> None:
+        for _ in range(8):
+            waiting.acquire()
+        prefill.may_finish.set()
+
+    releaser = threading.Thread(target=let_go)
+    releaser.start()
+    leases = in_threads(8, want)
+    releaser.join()
+    assert prefill.num_calls == 1
+    for lease in leases:
+        assert isinstance(lease, Lease)
+        assert torch.equal(lease.entry.v, prefill.entry.v)
+        lease.release()
+    assert stack.stats().leases_open == 0
+
+
+def test_a_failed_computation_leaves_nothing_and_the_next_call_tries_again(stack, make_entry):
+    prefill = Prefill(make_entry(), failures=1)
+    prefill.may_finish.clear()
+    num_waiting = threading.Semaphore(0)
+
+    def want() -> Lease:
+        num_waiting.release()
+        return stack.load_or_prefill(prefill.entry.identity, prefill)
+
+    def let_go() -> None:
+        for _ in range(16):
+            num_waiting.acquire()
+        prefill.may_finish.set()
+
+    releaser = threading.Thread(target=let_go)
+    releaser.start()
+    results = in_threads(16, want)
+    releaser.join()
+    errors = [r for r in results if isinstance(r, EngineFailedError)]
+    leases = [r for r in results if isinstance(r, Lease)]
+    # A thread that came after the failure computed again; the others got the error.
+    assert len(errors) + len(leases) == 16
+    assert prefill.error in errors
+    assert prefill.num_calls == 1 + bool(leases)
+    for lease in leases:
+        lease.release()
+    with stack.load_or_prefill(prefill.entry.identity, prefill) as lease:
+        assert torch.equal(lease.entry.k, prefill.entry.k)
+    assert prefill.num_calls == 2
+
+
+def start_follower(stack, prefill, work):
+    """Run ``work`` in a thread while ``prefill`` is under way in another; both results."""
+    with ThreadPoolExecutor(2) as pool:
+        prefill.may_finish.clear()
+        leader = pool.submit(stack.load_or_prefill, prefill.entry.identity, prefill)
+        assert prefill.started.wait(30)
+        follower = pool.submit(work)
+        prefill.may_finish.set()
+        return leader, follower
+
+
+def test_one_requests_cancellation_is_not_anothers(stack, make_entry):
+    prefill = Prefill(make_entry(), failures=1, error=RequestCancelledError("cancelled"))
+    leader, follower = start_follower(
+        stack, prefill, lambda: stack.load_or_prefill(prefill.entry.identity, prefill)
+    )
+    assert isinstance(leader.exception(), RequestCancelledError)
+    with follower.result() as lease:
+        assert lease.source == "computed"
+    # The follower's lookup was counted once, although it looked twice.
+    assert stack.stats().lookups == 2
+
+
+def test_a_plain_load_does_not_inherit_a_failure(stack, make_entry):
+    prefill = Prefill(make_entry(), failures=1)
+    leader, follower = start_follower(stack, prefill, lambda: stack.load(prefill.entry.identity))
+    assert isinstance(leader.exception(), EngineFailedError)
+    assert follower.result() is MissReason.ABSENT
+
+
+def test_values_that_are_not_finite_are_served_once_and_kept_nowhere(stack, make_entry):
+    entry = make_entry()
+    entry.v[0, 0, 0, 0] = torch.inf
+    prefill = Prefill(entry)
+    for _ in range(2):
+        with stack.load_or_prefill(entry.identity, prefill) as lease:
+            assert lease.warning is NotStored.NON_FINITE
+    assert prefill.num_calls == 2
+    stats = stack.stats()
+    assert stats.not_stored == {NotStored.NON_FINITE: 2}
+    assert stats.entries == {"host": 0, "disk": 0}
+
+
+def test_a_full_store_still_serves(tmp_path, make_entry):
+    with StoreEnvironment.open(tmp_path / "s", max_bytes=64 << 20) as env:
+        stack = TierStack(HostTier(1 << 30), DiskTier(env))
+        small = make_entry(1)
+        stack.load_or_prefill(small.identity, Prefill(small)).release()
+        large = make_entry(2, num_layers=70_000)
+        with stack.load_or_prefill(large.identity, Prefill(large)) as lease:
+            assert lease.warning is NotStored.STORE_FULL
+        with stack.load(large.identity) as lease:
+            assert lease.source == "host"
+        stack.close()
+        assert stack.load(large.identity) is MissReason.ABSENT
+        with stack.load(small.identity) as lease:
+            assert lease.source == "disk"
+        assert stack.stats().not_stored == {NotStored.STORE_FULL: 1}
+
+
+def test_a_read_only_store_still_serves(tmp_path, make_entry):
+    entry = make_entry()
+    StoreEnvironment.open(tmp_path / "s", max_bytes=1 << 28).close()
+    with StoreEnvironment.open(tmp_path / "s", max_bytes=1 << 28, read_only=True) as env:
+        stack = TierStack(HostTier(HOST_BYTES), DiskTier(env))
+        with stack.load_or_prefill(entry.identity, Prefill(entry)) as lease:
+            assert lease.warning is NotStored.STORE_ERROR
+
+
+def test_a_damaged_entry_is_computed_again_and_replaced(env, stack, host, make_entry):
+    entry = make_entry()
+    prefill = Prefill(entry)
+    stack.load_or_prefill(entry.identity, prefill).release()
+    host.clear()
+    env.update(lambda txn: txn.put(Database.ENTRIES, entry.key, b"rubbish"))
+    with stack.load_or_prefill(entry.identity, prefill) as lease:
+        assert lease.miss is MissReason.TRUNCATED
+        assert torch.equal(lease.entry.k, entry.k)
+    host.clear()
+    with stack.load_or_prefill(entry.identity, prefill) as lease:
+        assert lease.source == "disk"
+    assert prefill.num_calls == 2
+    assert stack.stats().quarantined == 1
+
+
+def test_an_entry_under_anothers_key_in_ram_is_computed_again(stack, host, make_entry):
+    entry, other = make_entry(1), make_entry(2)
+    host.put(replace(other, key=entry.key)).release()
+    with stack.load_or_prefill(entry.identity, Prefill(entry)) as lease:
+        assert lease.miss is MissReason.TOKEN_IDS_MISMATCH
+        assert torch.equal(lease.entry.k, entry.k)
+    assert stack.stats().misses == {MissReason.TOKEN_IDS_MISMATCH: 1}
+
+
+def test_a_drop_reaches_every_tier_at_once(env, stack, make_entry):
+    entries = [make_entry(i) for i in range(3)]
+    for entry in entries:
+        stack.load_or_prefill(entry.identity, Prefill(entry)).release()
+    held = stack.load(entries[0].identity)
+    assert stack.drop([entries[0].key, entries[1].key, b"absent"]) == 2
+    for entry in entries[:2]:
+        assert stack.load(entry.identity) is MissReason.ABSENT
+    assert torch.equal(held.entry.k, entries[0].k)
+    held.release()
+    with stack.load(entries[2].identity):
+        pass
+    with env.read() as txn:
+        assert [key for key, _ in txn.scan(Database.ENTRIES)] == [entries[2].key]
+
+
+def test_a_drop_during_the_computation_keeps_it_from_being_kept(stack, make_entry):
+    prefill = Prefill(make_entry())
+    leader, follower = start_follower(stack, prefill, lambda: stack.drop([prefill.entry.key]))
+    # Whether the drop came before or after the entry was kept, it is nowhere now.
+    follower.result()
+    leader.result().release()
+    assert stack.load(prefill.entry.identity) is MissReason.ABSENT
+    assert stack.stats().entries == {"host": 0, "disk": 0}
+
+
+def test_a_drop_before_the_computation_ends_is_on_the_lease(stack, make_entry):
+    entry = make_entry()
+
+    def prefill() -> Entry:
+        stack.drop([entry.key])
+        return entry
+
+    with stack.load_or_prefill(entry.identity, prefill) as lease:
+        assert lease.warning is NotStored.DROPPED
+    assert stack.stats().entries == {"host": 0, "disk": 0}
+
+
+def test_a_guard_decides_in_the_same_transaction(stack, make_entry):
+    entry = make_entry()
+
+    def refuse(txn) -> bool:
+        txn.put(Database.CHUNKS, b"written by the guard", b"")
+        return False
+
+    with stack.load_or_prefill(entry.identity, Prefill(entry), guard=refuse) as lease:
+        assert lease.warning is NotStored.UNOWNED
+    assert stack.stats().entries == {"host": 0, "disk": 0}
+
+    def allow(txn) -> bool:
+        txn.put(Database.CHUNKS, b"written by the guard", b"")
+        return True
+
+    with stack.load_or_prefill(entry.identity, Prefill(entry), guard=allow) as lease:
+        assert lease.warning is None
+    assert stack.stats().entries == {"host": 1, "disk": 1}
+
+
+def test_a_guards_changes_are_undone_when_it_refuses(env, stack, make_entry):
+    entry = make_entry()
+
+    def refuse(txn) -> bool:
+        txn.put(Database.CHUNKS, b"written by the guard", b"")
+        return False
+
+    stack.load_or_prefill(entry.identity, Prefill(entry), guard=refuse).release()
+    with env.read() as txn:
+        assert txn.num_entries(Database.CHUNKS) == 0
+
+
+def test_books_balance_after_a_skewed_load(env, make_entry):
+    entries = [make_entry(i) for i in range(40)]
+    host = HostTier(10 * entries[0].num_bytes)
+    stack = TierStack(host, DiskTier(env))
+    ranks = torch.arange(1, 41).double()
+    generator = torch.Generator().manual_seed(0)
+    picks = torch.multinomial(1 / ranks, 400, replacement=True, generator=generator).tolist()
+    host_hits = []
+    for step, pick in enumerate(picks):
+        with stack.load_or_prefill(entries[pick].identity, Prefill(entries[pick])) as lease:
+            assert torch.equal(lease.entry.k, entries[pick].k)
+            host_hits.append(lease.source == "host")
+        if step % 50 == 0:
+            stack.check_integrity()
+    stats = stack.stats()
+    assert stats.leases_open == 0
+    assert stats.prefills == len(set(picks)) == stats.entries["disk"]
+    assert stats.bytes["host"] <= host.stats().capacity_bytes
+    assert sum(host_hits[-100:]) >= sum(host_hits[:100])
+
+
+def test_lookups_that_are_never_used_pin_nothing(stack, host, make_entry):
+    entry = make_entry()
+    stack.load_or_prefill(entry.identity, Prefill(entry)).release()
+    for _ in range(200):
+        stack.load(entry.identity).release()
+    assert host.stats().num_leases == 0
+
+
+def test_many_threads_over_few_entries_in_little_ram(env, make_entry):
+    entries = [make_entry(i) for i in range(12)]
+    stack = TierStack(HostTier(4 * entries[0].num_bytes), DiskTier(env))
+
+    def work(thread: int) -> int:
+        generator = torch.Generator().manual_seed(thread)
+        num_bad = 0
+        for pick in torch.randint(12, (60,), generator=generator).tolist():
+            if pick == 0 and thread == 0:
+                stack.drop([entries[5].key])
+            with stack.load_or_prefill(entries[pick].identity, Prefill(entries[pick])) as lease:
+                num_bad += not torch.equal(lease.entry.k, entries[pick].k)
+        return num_bad
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(work, range(8))) == [0] * 8
+    stats = stack.stats()
+    assert stats.leases_open == 0
+    assert stats.lookups == 8 * 60 == sum(stats.hits.values()) + sum(stats.misses.values())
+    stack.check_integrity()
