@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -68,6 +68,7 @@ class StoreEnvironment:
         self.read_only = read_only
         self._pid = os.getpid()
         self._gate = MapGate(REPLACE_TIMEOUT_S)
+        self._call_lock = threading.Lock()
         self._databases: dict[Database, Any] = {}
         self._env: lmdb.Environment | None = None
         stats = path.stat()
@@ -268,15 +269,19 @@ class StoreEnvironment:
         raw, receipt = self._begin(write=write)
         try:
             try:
-                yield Transaction(raw, self._databases)
+                yield Transaction(raw, self._databases, self._call_lock)
             except BaseException:
-                raw.abort()
+                with self._call_lock:
+                    raw.abort()
                 raise
             if write:
                 raw.commit()
-                pad_data_file(self._lmdb(), self.path)
+                # Committed is committed: a file that stays short is mended when it is next opened.
+                with suppress(lmdb.MapResizedError, OSError):
+                    pad_data_file(self._lmdb(), self.path)
             else:
-                raw.abort()
+                with self._call_lock:
+                    raw.abort()
         except lmdb.Error as error:
             raise store_error(error, self.path) from error
         finally:

@@ -9,7 +9,7 @@ from lmdb import verify
 from chunkcache.errors import StoreError, StoreFormatError, StoreFullError
 
 MAX_READERS = 1024
-_LOCK_FILE_BYTES = 65664
+LOCK_FILE_BYTES = 65664
 """What LMDB makes of ``MAX_READERS``: one cache line each, after a header."""
 
 
@@ -58,7 +58,7 @@ def reserve_lock_file(directory: Path) -> None:
     descriptor = os.open(directory / "lock.mdb", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         # A file that another process made keeps its size: that is how LMDB counts reader slots.
-        os.posix_fallocate(descriptor, 0, os.fstat(descriptor).st_size or _LOCK_FILE_BYTES)
+        os.posix_fallocate(descriptor, 0, os.fstat(descriptor).st_size or LOCK_FILE_BYTES)
     except OSError as error:
         raise StoreFullError("the disk has no room for the store's lock file") from error
     finally:

@@ -1,5 +1,6 @@
 """A transaction over the named databases of the store: get, put, delete, scan."""
 
+import threading
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Any
@@ -23,25 +24,39 @@ class Transaction:
 
     Buffers that it returns point into the map: they are valid until the block ends, and in a write
     transaction until its next change.
+
+    Args:
+        raw: LMDB's transaction.
+        databases: Handles of the databases.
+        call_lock: Held for each call into LMDB. py-lmdb lets an abort wait until no thread is
+            inside any call on the environment, so that a few busy readers would hold it up for
+            ever; with this lock at most one is inside.
     """
 
     def __init__(
-        self, raw: "lmdb.Transaction[memoryview]", databases: Mapping[Database, Any]
+        self,
+        raw: "lmdb.Transaction[memoryview]",
+        databases: Mapping[Database, Any],
+        call_lock: threading.Lock,
     ) -> None:
         self._raw = raw
         self._databases = databases
+        self._call_lock = call_lock
 
     def get(self, database: Database, key: bytes) -> memoryview | None:
         """The value under ``key``, if there is one."""
-        return self._raw.get(key, db=self._databases[database])
+        with self._call_lock:
+            return self._raw.get(key, db=self._databases[database])
 
     def put(self, database: Database, key: bytes, value: bytes | memoryview) -> None:
         """Set a value, replacing an older one."""
-        self._raw.put(key, value, db=self._databases[database])
+        with self._call_lock:
+            self._raw.put(key, value, db=self._databases[database])
 
     def delete(self, database: Database, key: bytes) -> bool:
         """Remove a key; says whether it was there."""
-        return self._raw.delete(key, db=self._databases[database])
+        with self._call_lock:
+            return self._raw.delete(key, db=self._databases[database])
 
     def scan(
         self, database: Database, prefix: bytes = b"", *, start: bytes = b""
@@ -56,22 +71,29 @@ class Transaction:
         Yields:
             A copy of the key, and a buffer. Change nothing in the database meanwhile.
         """
-        with self._raw.cursor(db=self._databases[database]) as cursor:
-            found = cursor.set_range(max(prefix, start)) if prefix or start else cursor.first()
-            while found:
-                key = bytes(cursor.key())
-                if not key.startswith(prefix):
+        first = max(prefix, start)
+        with self._call_lock:
+            cursor = self._raw.cursor(db=self._databases[database])
+            found = cursor.set_range(first) if first else cursor.first()
+        while True:
+            with self._call_lock:
+                if not found or not (key := bytes(cursor.key())).startswith(prefix):
+                    cursor.close()
                     return
-                yield key, cursor.value()
+                value = cursor.value()
+            yield key, value
+            with self._call_lock:
                 found = cursor.next()
 
     def num_entries(self, database: Database) -> int:
         """Keys in a database."""
-        return self._raw.stat(self._databases[database])["entries"]
+        with self._call_lock:
+            return self._raw.stat(self._databases[database])["entries"]
 
     def num_bytes(self, database: Database) -> int:
         """Bytes of the pages that a database occupies."""
-        stat = self._raw.stat(self._databases[database])
+        with self._call_lock:
+            stat = self._raw.stat(self._databases[database])
         pages = stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
         return pages * stat["psize"]
 

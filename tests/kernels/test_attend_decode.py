@@ -115,13 +115,13 @@ SHAPE = {
 }
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(lengths=st.lists(st.integers(0, 300), min_size=1, max_size=6).map(tuple), **SHAPE)
 def test_cpu_bits_do_not_depend_on_company(lengths: tuple[int, ...], seed: int, **shape: Any):
     check_bits_alone_and_in_company(lengths, seed, **shape)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(length=st.integers(1, 2500), page_tokens=st.sampled_from([5, 16, 64]), **SHAPE)
 def test_cpu_bits_do_not_depend_on_pages(length: int, seed: int, **shape: Any):
     check_bits_in_any_pages(length, seed, **shape)

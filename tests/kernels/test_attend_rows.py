@@ -73,7 +73,7 @@ def test_triton_is_not_offered_and_the_reference_runs_instead():
         assert torch.equal(attend_rows(**inputs), ATTEND_ROWS.reference(inputs)[0])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(data=st.data(), seed=st.integers(0, 99))
 def test_any_positions_window_and_slots_are_masked_alike(data: st.DataObject, seed: int):
     """Any strictly ascending rows over keys of any positions, in any order, in any slots."""
@@ -111,7 +111,7 @@ def test_any_positions_window_and_slots_are_masked_alike(data: st.DataObject, se
             assert (attended[i] == 0).all(), "a row that sees no key gives zeros"
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     num_tokens=st.integers(1, 200),
     rows_ratio=st.sampled_from([0.1, 0.5, 1.0]),

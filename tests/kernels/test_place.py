@@ -78,7 +78,7 @@ def test_takes_rows_cut_out_of_a_larger_entry(implementation: Implementation):
         torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     num_tokens=st.integers(1, 70),
     head_dim=st.sampled_from([8, 24, 64]),

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from chunkcache.entry import Entry
 from chunkcache.errors import StoreError
 from chunkcache.store import disk
 from chunkcache.store.disk import DiskTier, QuarantineRecord
@@ -51,6 +52,7 @@ def test_an_entry_outlives_its_process(tmp_path, make_entry):
         assert tier.num_bytes >= 50 * entries[0].num_bytes
         for entry in entries:
             read = tier.get(entry.identity)
+            assert isinstance(read, Entry)
             assert torch.equal(read.k, entry.k)
             assert not tier.put(entry)
         assert tier.check_integrity() == []
@@ -73,9 +75,7 @@ def test_what_was_read_can_be_changed_without_changing_the_store(tier, make_entr
         (lambda data: b"", MissReason.TRUNCATED),
     ],
 )
-def test_a_damaged_entry_is_met_once_and_can_be_stored_again(
-    env, tier, make_entry, change, reason
-):
+def test_a_damaged_entry_is_met_once_and_can_be_stored_again(env, tier, make_entry, change, reason):
     entry = make_entry()
     tier.put(entry)
     overwrite(env, entry.key, change)

@@ -10,6 +10,7 @@ import pytest
 
 from chunkcache.errors import StoreError, StoreFormatError, StoreFullError, StoreLockedError
 from chunkcache.store import environment as environment_module
+from chunkcache.store import preflight
 from chunkcache.store.environment import INITIAL_MAP_BYTES, StoreEnvironment
 from chunkcache.store.manifest import MANIFEST_KEY, Manifest
 from chunkcache.store.map_gate import MapGate
@@ -25,8 +26,8 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
-def open_store(path, **options):
-    return StoreEnvironment.open(path, **{"max_bytes": MAX_BYTES} | options)
+def open_store(path, *, max_bytes=MAX_BYTES, read_only=False):
+    return StoreEnvironment.open(path, max_bytes=max_bytes, read_only=read_only)
 
 
 def put(env, key, value):
@@ -34,9 +35,10 @@ def put(env, key, value):
 
 
 def get(env, key):
+    """A value, or ``None``."""
     with env.read() as txn:
         value = txn.get(ENTRIES, key)
-        return None if value is None else bytes(value)
+        return value if value is None else bytes(value)
 
 
 def test_a_store_is_made_once_and_keeps_its_secret(path):
@@ -235,6 +237,7 @@ def test_a_file_cut_anywhere_cannot_kill_the_process(path, num_pages_cut):
     with open_store(path) as env:
         assert get(env, b"first") == b"x" * 200_000
         read = get(env, b"last")
+        assert read is not None
         assert (len(read), read[-1]) == (200_000, 0)
 
 
@@ -277,7 +280,7 @@ def test_over_the_limit_nothing_of_a_batch_is_kept_and_the_store_goes_on(path):
         with env.read() as txn:
             assert [key for key, _ in txn.scan(ENTRIES)] == [b"before"]
         put(env, b"after", bytes(1_000_000))
-        assert len(get(env, b"after")) == 1_000_000
+        assert get(env, b"after") == bytes(1_000_000)
         assert env.map_bytes <= 100_000_000
 
 
@@ -294,22 +297,24 @@ def test_a_store_over_its_limit_takes_nothing_until_it_was_emptied(path):
         assert get(env, b"99") == bytes(1_000_000)
 
 
+def fill(env, name, num_bytes):
+    """Put values until the store is full; returns their keys."""
+    for i in range(100_000):
+        try:
+            put(env, name + b"%d" % i, bytes(num_bytes + i))
+        except StoreFullError:
+            return [name + b"%d" % j for j in range(i)]
+    raise AssertionError("the store never got full")
+
+
 def test_a_full_store_can_be_emptied_again_and_again(path):
-    num_stored = []
     with open_store(path, max_bytes=80_000_000) as env:
-        for cycle in range(4):
-            stored = []
-            with pytest.raises(StoreFullError):
-                for i in range(1_000):
-                    put(env, b"%d" % i, bytes([cycle]) * (1_000_000 + i))
-                    stored.append(b"%d" % i)
-            with pytest.raises(StoreFullError):
-                for i in range(10_000):
-                    put(env, b"small%d" % i, bytes(2_000))
-                    stored.append(b"small%d" % i)
+        num_stored = []
+        for _ in range(4):
+            stored = [*fill(env, b"large", 1_000_000), *fill(env, b"small", 2_000)]
+            num_stored.append(len(stored))
             for key in stored:
                 assert env.update(lambda txn, key=key: txn.delete(ENTRIES, key), frees=True)
-            num_stored.append(len(stored))
         assert min(num_stored) > 60
         assert env.file_bytes <= 80_000_000
 
@@ -326,9 +331,12 @@ def test_space_is_used_again(path):
 
 
 def test_a_failed_block_changes_nothing(env):
-    with pytest.raises(ZeroDivisionError), env.write() as txn:
+    def fail(txn):
         txn.put(ENTRIES, b"k", b"v")
         raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        env.update(fail)
     assert get(env, b"k") is None
     with env.write() as txn:
         txn.put(ENTRIES, b"k", b"v")
@@ -337,8 +345,7 @@ def test_a_failed_block_changes_nothing(env):
 
 def test_one_attempt_does_not_grow_the_map(env):
     with pytest.raises(StoreFullError), env.write() as txn:
-        for i in range(100):
-            txn.put(ENTRIES, b"%d" % i, bytes(1_000_000))
+        txn.put(ENTRIES, b"0", bytes(100_000_000))
     assert env.map_bytes == INITIAL_MAP_BYTES
     assert get(env, b"0") is None
 
@@ -464,3 +471,28 @@ def test_the_gate_lets_a_replacer_go_before_new_users():
     user.join()
     assert order == ["replacer", "user"]
     assert gate.num_users == 0
+
+
+def test_more_readers_than_slots_is_an_error_and_not_for_ever(path, monkeypatch):
+    monkeypatch.setattr(environment_module, "MAX_READERS", 3)
+    monkeypatch.setattr(preflight, "LOCK_FILE_BYTES", 320)
+    with open_store(path) as env:
+        put(env, b"k", b"v")
+        leave, entered = threading.Event(), threading.Semaphore(0)
+
+        def stay():
+            with env.read():
+                entered.release()
+                leave.wait(30)
+
+        readers = [threading.Thread(target=stay) for _ in range(3)]
+        for reader in readers:
+            reader.start()
+        for _ in readers:
+            entered.acquire()
+        with pytest.raises(StoreError, match="reader slot"):
+            get(env, b"k")
+        leave.set()
+        for reader in readers:
+            reader.join()
+        assert get(env, b"k") == b"v"

@@ -160,7 +160,10 @@ def test_entries_stay_whole_while_others_are_evicted():
             for seed in range(4):
                 lease = tier.get(small_entry(seed).key) or tier.put(small_entry(seed))
                 with lease:
-                    if not (lease.entry.k == seed).all() or lease.entry.identity.token_ids[0] != seed:
+                    if (
+                        not (lease.entry.k == seed).all()
+                        or lease.entry.identity.token_ids[0] != seed
+                    ):
                         failures.append((thread, seed))
 
     threads = [threading.Thread(target=read, args=(i,)) for i in range(4)]

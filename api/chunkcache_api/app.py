@@ -1,0 +1,69 @@
+"""``create_app``: the REST API over a runtime, assembled in one place."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from typing import Final
+
+from anyio import to_thread
+from fastapi import FastAPI
+
+from chunkcache.runtime import Runtime
+from chunkcache_api.body_limit import BodyLimit
+from chunkcache_api.error_responses import UnexpectedErrors, add_error_handlers
+from chunkcache_api.request_id import RequestId
+from chunkcache_api.retrieval import RetrieverFactory
+from chunkcache_api.routes import documents, health, models, query
+from chunkcache_api.service import RuntimeFactory, ServiceState
+
+DEFAULT_MAX_BODY_BYTES: Final = 16 << 20
+
+
+def create_app(
+    runtime: Runtime | RuntimeFactory,
+    *,
+    retriever_factory: RetrieverFactory | None = None,
+    max_body_bytes: int = DEFAULT_MAX_BODY_BYTES,
+    on_load_failure: Callable[[BaseException], None] = lambda error: None,
+) -> FastAPI:
+    """Build the application.
+
+    Args:
+        runtime: An open runtime, which the caller closes afterwards; or what opens one. That is
+            called on a thread when the application starts: until it has returned, ``/readyz`` and
+            every route that needs the model answer 503 ``model_loading``. What it opened is
+            closed when the application stops.
+        retriever_factory: Builds what finds documents for ``top_k``; called once, behind
+            ``runtime``. None refuses ``top_k``.
+        max_body_bytes: Largest request body.
+        on_load_failure: Told why loading failed; the application goes on answering 503.
+    """
+    state = ServiceState(runtime, retriever_factory, on_load_failure)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        if isinstance(runtime, Runtime):
+            await to_thread.run_sync(state.open)
+        else:
+            state.start()
+        try:
+            yield
+        finally:
+            await to_thread.run_sync(state.close)
+
+    app = FastAPI(
+        title="chunkcache",
+        version=version("chunkcache"),
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.state.service = state
+    add_error_handlers(app)
+    app.add_middleware(UnexpectedErrors)
+    app.add_middleware(BodyLimit, max_body_bytes=max_body_bytes)
+    app.add_middleware(RequestId)
+    for routes in (query, documents, models, health):
+        app.include_router(routes.router)
+    return app

@@ -1,0 +1,162 @@
+"""``chunkcache ask``."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from chunkcache_api.cli.console import messages, print_json, printable, reporting_errors, say
+from chunkcache_api.cli.help_text import help_text
+from chunkcache_api.cli.options import (
+    CodecOption,
+    JsonOption,
+    ModelOption,
+    PolicyOption,
+    PreparationOption,
+    RatioOption,
+    StoreOption,
+    SystemOption,
+)
+from chunkcache_api.cli.process_clock import seconds_since_process_start
+from chunkcache_api.cli.render import (
+    answer_table,
+    comparison_line,
+    comparison_table,
+    documents_table,
+    warning_lines,
+)
+from chunkcache_api.cli.session import open_cache
+
+if TYPE_CHECKING:
+    from chunkcache.chunk_cache import ChunkCache
+    from chunkcache.planning import DocumentRef
+    from chunkcache.results import Answer
+    from chunkcache.streaming import StreamingAnswer
+
+HELP = help_text(
+    """Ask a question over documents of the store.
+
+    The answer grows on stdout; what was reused and how long it took follows on stderr. Documents
+    stand in the prompt in the order given.""",
+    'chunkcache ask "What is the PIN?" --doc handbook.md',
+    'chunkcache ask "Which port is open?" --doc network.md --doc api.md --compare',
+    'chunkcache ask "What is the PIN?" --top-k 4',
+    'chunkcache ask "What is the PIN?" --doc handbook.md --policy full --json',
+)
+
+
+@dataclass(frozen=True)
+class ProcessTimes:
+    """What a user waits for beside the answer itself.
+
+    Attributes:
+        model_load_seconds: Loading the model, opening the store and passing the gate.
+        start_to_first_token_seconds: From the start of the process.
+    """
+
+    model_load_seconds: float
+    start_to_first_token_seconds: float
+
+
+def ask(
+    question: Annotated[str, typer.Argument(help="The question.", show_default=False)],
+    document_ids: Annotated[
+        list[str] | None,
+        typer.Option("--doc", "-d", metavar="ID", help="A document; repeat for more."),
+    ] = None,
+    top_k: Annotated[
+        int | None,
+        typer.Option("--top-k", "-k", min=1, help="Look up so many chunks instead of --doc."),
+    ] = None,
+    policy: PolicyOption = None,
+    ratio: RatioOption = None,
+    max_tokens: Annotated[int, typer.Option(help="Largest number of answer tokens.")] = 64,
+    compare: Annotated[
+        bool,
+        typer.Option("--compare", help="Also run the full prefill, and say how close it is."),
+    ] = False,
+    temperature: Annotated[float, typer.Option(help="0 is greedy; up to 2.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
+    system: SystemOption = None,
+    store: StoreOption = None,
+    model: ModelOption = None,
+    preparation: PreparationOption = None,
+    codec: CodecOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Ask, print the answer, and say what it took."""
+    if bool(document_ids) == (top_k is not None):
+        raise typer.BadParameter("name documents with --doc, or have them looked up with --top-k")
+    with reporting_errors(as_json=as_json):
+        from chunkcache.engine.sampling import SamplingParams
+        from chunkcache.fusion.policies.registry import PolicyOptions
+        from chunkcache.planning import AskOptions
+
+        options = AskOptions(
+            policy=policy,
+            policy_options=PolicyOptions(recompute_ratio=ratio),
+            max_tokens=max_tokens,
+            sampling=SamplingParams(temperature=temperature, seed=seed),
+        )
+        with open_cache(
+            store=store, model=model, preparation=preparation, codec=codec, system=system
+        ) as opened:
+            cache = opened.cache
+            documents = document_ids or _retrieve(cache, question, top_k or 0)
+            with cache.stream(question, documents, options) as growing:
+                first_token_seconds = _write(growing, is_shown=not as_json)
+                answer = growing.answer()
+            if compare:
+                with messages.status("running the full prefill for comparison"):
+                    answer = cache.compare(answer, growing, options)
+    process = ProcessTimes(opened.load_seconds, first_token_seconds)
+    if as_json:
+        print_json(answer.to_dict() | {"process": asdict(process)})
+    else:
+        _explain(answer, process)
+
+
+def _retrieve(cache: "ChunkCache", question: str, top_k: int) -> "Sequence[DocumentRef]":
+    with messages.status("looking up documents"):
+        from chunkcache_retriever.embedder import MiniLmEmbedder
+        from chunkcache_retriever.retriever import Retriever
+
+        return Retriever(cache, MiniLmEmbedder()).retrieve(question, top_k)
+
+
+def _write(growing: "StreamingAnswer", *, is_shown: bool) -> float:
+    """Print an answer as it grows.
+
+    Returns:
+        Seconds from the start of the process to its first text (to its end, if it has none).
+    """
+    is_terminal = sys.stdout.isatty()
+    first_token_seconds = None
+    for piece in growing:
+        if first_token_seconds is None:
+            first_token_seconds = seconds_since_process_start()
+        if is_shown:
+            typer.echo(printable(piece) if is_terminal else piece, nl=False)
+    if is_shown:
+        typer.echo()
+    return first_token_seconds or seconds_since_process_start()
+
+
+def _explain(answer: "Answer", process: ProcessTimes) -> None:
+    messages.print()
+    messages.print(answer_table(answer))
+    say(
+        f"model loaded in {process.model_load_seconds:.1f} s; first token "
+        f"{process.start_to_first_token_seconds:.1f} s after the process started"
+    )
+    if answer.report.documents:
+        messages.print()
+        messages.print(documents_table(answer))
+    for line in warning_lines(answer):
+        say(line)
+    if answer.comparison is not None:
+        messages.print()
+        messages.print(comparison_table(answer))
+        say(comparison_line(answer))

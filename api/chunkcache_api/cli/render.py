@@ -1,0 +1,196 @@
+"""Results as tables and lines for people. Knows no command, and prints nothing itself."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+from rich.text import Text
+
+from chunkcache_api.cli.console import printable
+
+if TYPE_CHECKING:
+    from chunkcache.results import Answer, PrecacheSummary
+
+MAX_FAILURES_SHOWN = 50
+
+
+def tokens_by_source(answer: "Answer") -> dict[str, int]:
+    """Prompt tokens by where they came from: a tier, or a run of the model. Sums to the prompt."""
+    from chunkcache.accounting import SOURCES
+
+    account = answer.report.account
+    by_tier = {str(tier): account.cached_tokens_by_source.get(tier, 0) for tier in SOURCES}
+    return by_tier | {
+        "recomputed": account.recomputed_tokens,
+        "computed": account.computed_tokens,
+    }
+
+
+def answer_table(answer: "Answer") -> Table:
+    """What was reused for an answer, what was run, and how long it took."""
+    report, table = answer.report, _facts()
+    account, timings = report.account, report.timings
+    _fact(
+        table,
+        "prompt",
+        f"{account.prompt_tokens:,} tokens = {account.exact_prefix_tokens:,} exact prefix + "
+        f"{account.fused_tokens:,} fused + {account.recomputed_tokens:,} recomputed + "
+        f"{account.computed_tokens:,} computed{_tiers(answer)}",
+    )
+    _fact(
+        table,
+        "first token",
+        f"{timings.ttft_ms:,.0f} ms = load {timings.load_ms:,.0f} (prefill of misses "
+        f"{timings.prefill_ms:,.0f}) + place {timings.place_ms:,.0f} + probe "
+        f"{timings.probe_ms:,.0f} + recompute {timings.recompute_ms:,.0f} + queue {timings.queue_ms:,.0f}",
+    )
+    _fact(table, "answer", f"{len(answer.token_ids)} tokens in {timings.decode_ms:,.0f} ms more")
+    exact = ", exact" if report.exact else ""
+    _fact(
+        table,
+        "policy",
+        f"{report.policy} over {report.preparation}; charged ratio "
+        f"{report.charged_ratio:.2f}{exact}",
+    )
+    return table
+
+
+def documents_table(answer: "Answer") -> Table:
+    """Each document's share of the prompt."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("document", overflow="fold")
+    table.add_column("source")
+    for name in ("tokens", "recomputed", "load ms"):
+        table.add_column(name, justify="right")
+    for document in answer.report.documents:
+        table.add_row(
+            Text(printable(document.id)),
+            document.source,
+            f"{document.tokens:,}",
+            f"{document.recomputed_tokens:,}",
+            f"{document.load_ms:,.1f}",
+        )
+    return table
+
+
+def warning_lines(answer: "Answer") -> Iterator[str]:
+    """Every fallback taken."""
+    for warning in answer.report.warnings:
+        name = "" if warning.document_id is None else f"{warning.document_id}: "
+        yield f"warning: {name}{warning.message} ({warning.code})"
+
+
+def comparison_table(answer: "Answer") -> Table:
+    """A fused answer beside the full prefill's answer to the same prompt."""
+    comparison, account = answer.comparison, answer.report.account
+    assert comparison is not None
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("")
+    table.add_column("fused", overflow="fold", ratio=1)
+    table.add_column("full prefill", overflow="fold", ratio=1)
+    prompt = f"{account.prompt_tokens:,}"
+    table.add_row("prompt tokens", prompt, prompt)
+    table.add_row("  exact prefix", f"{account.exact_prefix_tokens:,}", "0")
+    table.add_row("  fused", f"{account.fused_tokens:,}{_tiers(answer)}", "0")
+    table.add_row("  recomputed", f"{account.recomputed_tokens:,}", "")
+    table.add_row("  computed", f"{account.computed_tokens:,}", prompt)
+    ttft_ms = answer.report.timings.ttft_ms
+    table.add_row("first token", f"{ttft_ms:,.0f} ms", f"{comparison.full_ttft_ms:,.0f} ms")
+    table.add_row("answer", Text(printable(answer.text)), Text(printable(comparison.full_text)))
+    return table
+
+
+def comparison_line(answer: "Answer") -> str:
+    """A comparison in one line."""
+    comparison = answer.comparison
+    assert comparison is not None
+    if comparison.agree:
+        agreement = "the answers are the same"
+    else:
+        agreement = f"the answers agree over {comparison.agreement:.0%} of their tokens"
+    return (
+        f"{comparison.speedup:.1f} times faster to the first token, whose KL divergence is "
+        f"{comparison.kl_first:.4f} nats; {agreement}"
+    )
+
+
+def precache_table(summary: "PrecacheSummary") -> Table:
+    """What a pre-caching run did."""
+    table = _facts()
+    _fact(
+        table,
+        "documents",
+        f"{summary.documents:,} ({summary.created:,} new, {summary.updated:,} changed, "
+        f"{summary.unchanged:,} unchanged), {len(summary.failures):,} failed",
+    )
+    _fact(table, "chunks", f"{summary.chunks:,} with {summary.tokens:,} tokens")
+    _fact(
+        table,
+        "prefilled",
+        f"{summary.prefilled_chunks:,} chunks with {summary.prefilled_tokens:,} tokens at "
+        f"{summary.tokens_per_second:,.0f} tokens/s",
+    )
+    _fact(table, "time", f"{summary.seconds:,.1f} s")
+    if summary.interrupted:
+        _fact(table, "interrupted", "run it again to go on")
+    return table
+
+
+def failure_lines(summary: "PrecacheSummary") -> Iterator[str]:
+    """Each item that failed, and why."""
+    for failure in summary.failures[:MAX_FAILURES_SHOWN]:
+        yield f"failed: {failure.item}: {failure.message} ({failure.code})"
+    num_more = len(summary.failures) - MAX_FAILURES_SHOWN
+    if num_more > 0:
+        yield f"... and {num_more:,} more; --json lists them all"
+
+
+def stats_table(stats: dict[str, Any]) -> Table:
+    """What a store holds, as ``store_stats`` found it."""
+    table = _facts()
+    _fact(table, "store", stats["store"])
+    _fact(
+        table,
+        "documents",
+        f"{stats['documents']:,} in {stats['chunks']:,} chunks with {stats['tokens']:,} tokens",
+    )
+    for tier, num_entries in stats["entries"].items():
+        _fact(table, "entries", f"{num_entries:,} on {tier}, {size(stats['bytes'][tier])}")
+    _fact(table, "file", f"{size(stats['file_bytes'])} of at most {size(stats['max_bytes'])}")
+    if stats["quarantined"]:
+        _fact(table, "damaged", f"{stats['quarantined']:,} entries were taken out")
+    for gate in stats["gate_reports"]:
+        outcome = "passed" if gate["passed"] else "failed"
+        _fact(
+            table,
+            "model gate",
+            f"{gate['model_name']} {outcome}: logits differ by {gate['logits_difference']:.1e}, "
+            f"layer 0 by {gate['layer0_difference']:.1e}, allowed {gate['tolerance']:.1e}",
+        )
+    return table
+
+
+def size(num_bytes: int) -> str:
+    """Bytes for people: ``12 B``, ``3.4 MiB``."""
+    value, units = float(num_bytes), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while value >= 1024 and len(units) > 1:
+        value /= 1024
+        units.pop(0)
+    return f"{value:,.0f} B" if units[0] == "B" else f"{value:,.1f} {units[0]}"
+
+
+def _tiers(answer: "Answer") -> str:
+    by_source = answer.report.account.cached_tokens_by_source
+    found = ", ".join(f"{n:,} from {tier}" for tier, n in by_source.items() if n)
+    return f" ({found})" if found else ""
+
+
+def _facts() -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    return table
+
+
+def _fact(table: Table, name: str, value: str) -> None:
+    table.add_row(name, Text(printable(value)))

@@ -1,0 +1,40 @@
+"""Errors that only the API meets; the core's own are in ``chunkcache.errors``.
+
+::
+
+    ChunkCacheError
+    ├── ModelNotFoundError         model_not_found         404
+    ├── BodyTooLargeError          body_too_large          413
+    ├── UnsupportedMediaTypeError  unsupported_media_type  415
+    └── ModelLoadingError          model_loading           503
+"""
+
+from chunkcache.errors import ChunkCacheError
+
+
+class ModelNotFoundError(ChunkCacheError):
+    """A request names a model that is not the one served."""
+
+    code = "model_not_found"
+    status = 404
+
+
+class BodyTooLargeError(ChunkCacheError):
+    """A body is over the limit; it was not read to its end."""
+
+    code = "body_too_large"
+    status = 413
+
+
+class UnsupportedMediaTypeError(ChunkCacheError):
+    """A body is not declared as JSON."""
+
+    code = "unsupported_media_type"
+    status = 415
+
+
+class ModelLoadingError(ChunkCacheError):
+    """The model is still being loaded; try again later."""
+
+    code = "model_loading"
+    status = 503

@@ -1,0 +1,69 @@
+"""JSON in and out: bodies to pydantic models and values to bytes, off the event loop when large."""
+
+from typing import Any, Final, TypeVar
+
+import msgspec
+from anyio import to_thread
+from fastapi import Request
+from pydantic import BaseModel, ValidationError
+from starlette.responses import Response
+
+from chunkcache_api.error_responses import validation_error
+from chunkcache_api.errors import UnsupportedMediaTypeError
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+_INLINE_BYTES: Final = 16 << 10
+"""Bodies up to this size are parsed at once: a thread costs more."""
+
+
+async def read_body(request: Request, model: type[ModelT]) -> ModelT:
+    """Read and check a request's body.
+
+    Raises:
+        UnsupportedMediaTypeError: It is not declared as JSON. A browser can send a form to any
+            address without asking; it cannot send JSON so.
+        InvalidValueError: It is not JSON (syntax, encoding, nesting), or a field is missing,
+            unknown or out of range; ``param`` names it.
+    """
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise UnsupportedMediaTypeError("the body must be sent as content-type: application/json")
+    body = await request.body()
+    if len(body) <= _INLINE_BYTES:
+        return parse_body(body, model)
+    return await to_thread.run_sync(parse_body, body, model)
+
+
+def parse_body(body: bytes, model: type[ModelT]) -> ModelT:
+    """Parse and check. Errors as in :func:`read_body`."""
+    try:
+        return model.model_validate_json(body, strict=True)
+    except ValidationError as error:
+        details = error.errors(include_url=False, include_context=False, include_input=False)
+        raise validation_error(details) from error
+
+
+def json_response(value: Any, status: int = 200) -> Response:
+    """A response of JSON; call it on a worker thread for large values."""
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
+
+
+def body_schema(model: type[BaseModel]) -> dict[str, Any]:
+    """``openapi_extra`` of a route that reads its body by :func:`read_body`."""
+    schema = model.model_json_schema()
+    definitions = schema.pop("$defs", {})
+    inlined = _inline(schema, definitions)
+    content = {"application/json": {"schema": inlined}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def _inline(value: Any, definitions: dict[str, Any]) -> Any:
+    """Replace references by what they name: inside a route they would point nowhere."""
+    if isinstance(value, list):
+        return [_inline(v, definitions) for v in value]
+    if not isinstance(value, dict):
+        return value
+    if "$ref" in value:
+        return _inline(definitions[value["$ref"].rpartition("/")[2]], definitions)
+    return {k: _inline(v, definitions) for k, v in value.items()}

@@ -1,0 +1,158 @@
+"""``/v1/documents``: store, read, list and delete documents.
+
+Ids are opaque: any text, slashes included, percent-encoded in the path. They never name a file.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from typing import Annotated, Any, Final, TypeVar
+from urllib.parse import unquote_to_bytes
+
+from anyio import CapacityLimiter, to_thread
+from fastapi import APIRouter, Depends, Query, Request
+from starlette.responses import Response
+
+from chunkcache.catalog_values import DocumentInfo
+from chunkcache.chunk_cache import ChunkCache
+from chunkcache.documents import Document, canonical_text, check_document_id, text_digest
+from chunkcache.errors import (
+    DigestMismatchError,
+    DocumentNotFoundError,
+    InvalidValueError,
+    QueueFullError,
+)
+from chunkcache_api.json_body import body_schema, json_response, read_body
+from chunkcache_api.routes.current import CurrentService
+from chunkcache_api.schemas.documents import ListDocumentsParams, PutDocumentRequest
+
+Result = TypeVar("Result")
+
+MAX_WAITING: Final = 64
+"""Calls of one kind that may wait for a thread; more are refused."""
+
+_COLLECTION: Final = b"/v1/documents/"
+
+router = APIRouter(prefix="/v1/documents", tags=["documents"])
+
+
+async def document_id(request: Request) -> str:
+    """The id in the path, decoded once and strictly.
+
+    The framework's own decoding replaces bytes that are not UTF-8, and so would take different
+    ids for one.
+
+    Raises:
+        InvalidValueError: It is not acceptable as an id.
+    """
+    raw = request.scope.get("raw_path") or request.scope["path"].encode()
+    encoded = raw.partition(_COLLECTION)[2]
+    try:
+        identifier = unquote_to_bytes(encoded).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidValueError("a document id is UTF-8", param="document_id") from error
+    check_document_id(identifier)
+    return identifier
+
+
+DocumentId = Annotated[str, Depends(document_id)]
+
+
+@router.put("/{path:path}", openapi_extra=body_schema(PutDocumentRequest))
+async def put_document(
+    request: Request, identifier: DocumentId, service: CurrentService
+) -> Response:
+    """Store a document and prefill its chunks; once this answers, questions hit.
+
+    201 for a new document, 200 for a new version and for one that was there already.
+    """
+    body = await read_body(request, PutDocumentRequest)
+    return await _on_thread(service.prefill_threads, partial(_put, service.cache, identifier, body))
+
+
+@router.get("/{path:path}")
+async def get_document(identifier: DocumentId, service: CurrentService) -> Response:
+    """A document with its text and where it was cut."""
+    return await _on_thread(service.quick_threads, partial(_get, service.cache, identifier))
+
+
+@router.delete("/{path:path}")
+async def delete_document(identifier: DocumentId, service: CurrentService) -> Response:
+    """Remove a document from every tier."""
+    return await _on_thread(service.quick_threads, partial(_delete, service.cache, identifier))
+
+
+@router.get("")
+async def list_documents(
+    params: Annotated[ListDocumentsParams, Query()], service: CurrentService
+) -> Response:
+    """A page of documents, in order of their ids."""
+    return await _on_thread(service.quick_threads, partial(_list, service.cache, params))
+
+
+async def _on_thread(limiter: CapacityLimiter, work: Callable[[], Result]) -> Result:
+    if limiter.statistics().tasks_waiting >= MAX_WAITING:
+        raise QueueFullError(f"{MAX_WAITING} requests are waiting; try again later")
+    return await to_thread.run_sync(work, limiter=limiter)
+
+
+def _put(cache: ChunkCache, identifier: str, body: PutDocumentRequest) -> Response:
+    if body.digest is not None:
+        digest = text_digest(canonical_text(body.text)).hex()
+        if digest != body.digest.lower():
+            raise DigestMismatchError(f"the text's digest is {digest}", param="digest")
+    result = cache.put(identifier, body.text, body.metadata, text_format=body.format)
+    fields = asdict(result)
+    del fields["document_id"]
+    value = {"id": identifier, "object": "chunkcache.document"} | fields
+    return json_response(value, 201 if result.status == "created" else 200)
+
+
+def _get(cache: ChunkCache, identifier: str) -> Response:
+    document = cache.catalog.get(identifier)
+    if document is None:
+        raise DocumentNotFoundError(f"there is no document {identifier!r}", param="document_id")
+    return json_response(_document_body(document))
+
+
+def _delete(cache: ChunkCache, identifier: str) -> Response:
+    num_removed = cache.delete(identifier)
+    return json_response({"id": identifier, "deleted": True, "removed_entries": num_removed})
+
+
+def _list(cache: ChunkCache, params: ListDocumentsParams) -> Response:
+    found = cache.list(after=params.after, limit=params.limit + 1)
+    page = found[: params.limit]
+    has_more = len(found) > len(page)
+    return json_response(
+        {
+            "object": "list",
+            "data": [_info_body(info) for info in page],
+            "has_more": has_more,
+            "next_after": page[-1].document_id if has_more else None,
+        }
+    )
+
+
+def _info_body(info: DocumentInfo) -> dict[str, Any]:
+    fields = asdict(info)
+    del fields["document_id"]
+    return {"id": info.document_id, "object": "chunkcache.document"} | fields
+
+
+def _document_body(document: Document) -> dict[str, Any]:
+    return {
+        "id": document.document_id,
+        "object": "chunkcache.document",
+        "text": document.text,
+        "metadata": document.metadata,
+        "digest": document.digest.hex(),
+        "version": document.version,
+        "num_tokens": document.num_tokens,
+        "chunks": [
+            {"index": i, "start": c.start, "end": c.end, "tokens": len(c.token_ids)}
+            for i, c in enumerate(document.chunks)
+        ],
+        "created_at": document.created_at,
+        "updated_at": document.updated_at,
+    }

@@ -1,0 +1,23 @@
+"""``GET /v1/models``: the one model that is served."""
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from chunkcache_api.routes.current import CurrentService
+
+router = APIRouter(tags=["models"])
+
+
+@router.get("/v1/models")
+async def list_models(service: CurrentService) -> dict[str, Any]:
+    """The served model, in OpenAI's form."""
+    spec = service.cache.runtime.model.runner.spec
+    model = {
+        "id": service.model_name,
+        "object": "model",
+        "created": int(service.loaded_at),
+        "owned_by": "chunkcache",
+        "max_positions": spec.max_positions,
+    }
+    return {"object": "list", "data": [model]}

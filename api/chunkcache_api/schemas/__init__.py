@@ -1,0 +1,1 @@
+"""What requests may hold: pydantic models, strict, without unknown fields."""

@@ -1,0 +1,98 @@
+"""The body of ``POST /v1/query``."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from chunkcache.engine.sampling import SamplingParams
+from chunkcache.errors import InvalidValueError
+from chunkcache.fusion.policies.registry import PolicyOptions
+from chunkcache.planning import AskOptions
+
+DEFAULT_MAX_TOKENS = AskOptions().max_tokens
+MAX_TOP_K = 1_000
+
+FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
+SmallInt = Annotated[int, Field(ge=0, le=1 << 31)]
+
+
+class ReuseOptions(BaseModel):
+    """What is particular to this service."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    policy: str | None = None
+    """Recompute policy; the server's default if left out."""
+    recompute_ratio: Annotated[FiniteFloat, Field(ge=0.0, le=1.0)] | None = None
+    """Share of the chunk tokens that run again, for policies with a ratio."""
+    first_tokens: SmallInt | None = None
+    """Tokens at each chunk's start that run again (``lego``, ``hybrid``)."""
+    layers: str | None = None
+    """Layers of the attention signal: ``all``, ``late``, ``last`` or ``a-b``."""
+    aggregation: Literal["sum", "l2"] | None = None
+    """How attention is summed (``query``)."""
+    on_miss: Literal["prefill", "error", "skip"] = "prefill"
+    """What to do about a chunk that is not cached."""
+    verify: bool = False
+    """Also run the full prefill, and report how close the answer is."""
+    dry_run: bool = False
+    """Return what would run, without running the model."""
+
+
+class QueryRequest(BaseModel):
+    """A question over documents."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    query: str
+    """The question."""
+    document_ids: list[str] | None = None
+    """The documents, in the order they should stand in the prompt; or give ``top_k``."""
+    top_k: Annotated[int, Field(ge=1, le=MAX_TOP_K)] | None = None
+    """How many chunks to retrieve for the question, instead of ``document_ids``."""
+    model: str | None = None
+    """Must be the served model's name, if given."""
+    system: str | None = None
+    """System prompt; the server's default if left out."""
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Largest number of answer tokens; 64 if left out (or the server's limit, if less)."""
+    temperature: Annotated[FiniteFloat, Field(ge=0.0, le=2.0)] = 0.0
+    """0 is greedy."""
+    top_p: Annotated[FiniteFloat, Field(gt=0.0, le=1.0)] = 1.0
+    """Keep the most likely tokens whose probabilities add up to this."""
+    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] = 0
+    """Seed of the draws."""
+    stream: bool = False
+    """Answer as server-sent events."""
+    chunkcache: ReuseOptions = ReuseOptions()
+    """What is particular to this service."""
+
+    @model_validator(mode="after")
+    def _check_together(self) -> "QueryRequest":
+        if (self.document_ids is None) == (self.top_k is None):
+            raise InvalidValueError("give either document_ids or top_k", param="document_ids")
+        if self.stream and self.chunkcache.dry_run:
+            raise InvalidValueError("a dry run cannot be streamed", param="stream")
+        return self
+
+    def ask_options(self, max_answer_tokens: int) -> AskOptions:
+        """The same, as the library takes it.
+
+        Args:
+            max_answer_tokens: The server's limit, for requests that set none.
+        """
+        reuse = self.chunkcache
+        default = min(DEFAULT_MAX_TOKENS, max_answer_tokens)
+        return AskOptions(
+            policy=reuse.policy,
+            policy_options=PolicyOptions(
+                recompute_ratio=reuse.recompute_ratio,
+                first_tokens=reuse.first_tokens,
+                layers=reuse.layers,
+                aggregation=reuse.aggregation,
+            ),
+            system=self.system,
+            max_tokens=default if self.max_tokens is None else self.max_tokens,
+            sampling=SamplingParams(self.temperature, self.top_p, seed=self.seed),
+            on_miss=reuse.on_miss,
+        )

@@ -1,0 +1,174 @@
+"""What the routes share: the model and the store once they are open, and whether they are.
+
+Loading runs on a thread, so that the server answers ``/livez`` meanwhile. Knows no HTTP.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal
+
+import structlog
+from anyio import CapacityLimiter
+
+from chunkcache.chunk_cache import ChunkCache
+from chunkcache.errors import ChunkCacheError, DrainingError, ModelError, StoreError
+from chunkcache.runtime import Runtime
+from chunkcache_api.errors import ModelLoadingError
+from chunkcache_api.retrieval import Retriever, RetrieverFactory
+from chunkcache_api.workers import WorkerPool
+
+RuntimeFactory = Callable[[], Runtime]
+State = Literal["loading", "ready", "failed", "closing"]
+
+NUM_QUICK_THREADS: Final = 8
+NUM_PREFILL_THREADS: Final = 4
+
+_log = structlog.get_logger("chunkcache.api")
+
+
+@dataclass(frozen=True)
+class Service:
+    """An open runtime and what stands around it.
+
+    Attributes:
+        cache: The default tenant's documents.
+        retriever: Finds documents for a question, where one is configured.
+        model_name: The served model's name.
+        workers: Threads for questions, at most as many as the engine takes requests.
+        quick_threads: Threads for looking at documents and deleting them.
+        prefill_threads: Threads for storing documents, which waits for the model.
+        loaded_at: Unix seconds.
+    """
+
+    cache: ChunkCache
+    retriever: Retriever | None
+    model_name: str
+    workers: WorkerPool
+    quick_threads: CapacityLimiter = field(
+        default_factory=lambda: CapacityLimiter(NUM_QUICK_THREADS)
+    )
+    prefill_threads: CapacityLimiter = field(
+        default_factory=lambda: CapacityLimiter(NUM_PREFILL_THREADS)
+    )
+    loaded_at: float = field(default_factory=time.time)
+
+    @classmethod
+    def over(cls, runtime: Runtime, retriever_factory: RetrieverFactory | None) -> "Service":
+        """A service over an open runtime.
+
+        A question occupies one request of the engine at a time, so as many workers as the engine
+        takes requests mean that nothing already begun is refused for want of room.
+        """
+        settings = runtime.settings
+        cache = ChunkCache(runtime)
+        return cls(
+            cache=cache,
+            retriever=None if retriever_factory is None else retriever_factory(cache),
+            model_name=served_model_name(settings.model),
+            workers=WorkerPool(settings.max_queued_requests + settings.decode_tile_rows),
+        )
+
+
+class ServiceState:
+    """Opens the service, hands it out while it is open, closes it.
+
+    Args:
+        source: An open runtime, which stays its owner's; or what opens one, which is closed here.
+        retriever_factory: Builds the retriever.
+        on_load_failure: Told why opening failed, on the loading thread.
+    """
+
+    def __init__(
+        self,
+        source: Runtime | RuntimeFactory,
+        retriever_factory: RetrieverFactory | None,
+        on_load_failure: Callable[[BaseException], None],
+    ) -> None:
+        self._source = source
+        self._retriever_factory = retriever_factory
+        self._on_load_failure = on_load_failure
+        self._lock = threading.Lock()
+        self._state: State = "loading"
+        self._service: Service | None = None
+        self._failure: BaseException | None = None
+
+    def start(self) -> None:
+        """Begin to open, on a thread; returns at once."""
+        threading.Thread(target=self.open, name="chunkcache-load", daemon=True).start()
+
+    def open(self) -> None:
+        """Open on the caller's thread. What fails is told by :meth:`require`, not raised."""
+        try:
+            runtime = self._source if isinstance(self._source, Runtime) else self._source()
+        except BaseException as error:  # reported, and every request says so from now on
+            self._fail(error)
+            return
+        try:
+            service = Service.over(runtime, self._retriever_factory)
+        except BaseException as error:  # as above
+            self._close_runtime(runtime)
+            self._fail(error)
+            return
+        with self._lock:
+            is_wanted = self._state == "loading"
+            if is_wanted:
+                self._service, self._state = service, "ready"
+        if not is_wanted:
+            self._close_runtime(runtime)
+
+    def close(self) -> None:
+        """End every question, finish what the engine accepted, close what was opened here.
+
+        While the model is still being loaded this returns at once; the loading thread then closes
+        what it has opened.
+        """
+        with self._lock:
+            self._state = "closing"
+            service, self._service = self._service, None
+        if service is not None:
+            service.workers.close()
+            self._close_runtime(service.cache.runtime)
+
+    def require(self) -> Service:
+        """The open service.
+
+        Raises:
+            ModelLoadingError: Not yet.
+            DrainingError: Not any more.
+            ModelError: The model could not be loaded.
+            StoreError: The store could not be opened.
+        """
+        with self._lock:
+            state, service, failure = self._state, self._service, self._failure
+        if service is not None:
+            return service
+        if state == "loading":
+            raise ModelLoadingError("the model is being loaded")
+        if state == "closing":
+            raise DrainingError("the server is stopping")
+        kind = type(failure) if isinstance(failure, ModelError | StoreError) else ModelError
+        raise kind("the service could not be opened")
+
+    def _fail(self, error: BaseException) -> None:
+        with self._lock:
+            self._failure = error
+            if self._state == "loading":
+                self._state = "failed"
+        details = {} if isinstance(error, ChunkCacheError) else {"exc_info": error}
+        _log.error("load_failed", reason=str(error), **details)
+        self._on_load_failure(error)
+
+    def _close_runtime(self, runtime: Runtime) -> None:
+        if runtime is not self._source:
+            runtime.close()
+
+
+def served_model_name(model: str) -> str:
+    """The name that clients see: a path's last part without ``.gguf``, or the name as it is."""
+    path = Path(model).expanduser()
+    if path.is_absolute() or path.exists():
+        return path.name.removesuffix(".gguf") or "model"
+    return model

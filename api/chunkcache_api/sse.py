@@ -1,0 +1,125 @@
+"""Server-sent events of a query: framing, order, and an end that says what happened.
+
+Every event is one ``data:`` line of JSON with ``type`` and ``sequence_number``. A stream that
+succeeded ends with ``data: [DONE]``; one that failed ends with an ``error`` event and nothing
+behind it.
+"""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+import structlog
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from chunkcache.errors import ChunkCacheError
+from chunkcache_api.answering import Completed, QueryWork, Started, TextPiece
+from chunkcache_api.disconnect import cancelled_on_disconnect
+from chunkcache_api.error_responses import error_body, internal_error
+from chunkcache_api.workers import Event, Worker, WorkerPool
+
+KEEP_ALIVE_SECONDS: Final = 15.0
+"""A silent stream sends a comment this often: proxies cut silent connections."""
+
+DONE: Final = b"data: [DONE]\n\n"
+KEEP_ALIVE: Final = b": keep-alive\n\n"
+
+_log = structlog.get_logger("chunkcache.api")
+
+
+class EventEncoder:
+    """Numbers and frames the events of one stream.
+
+    Args:
+        model_name: The served model's name, for the first event.
+    """
+
+    def __init__(self, model_name: str) -> None:
+        self._model_name = model_name
+        self._num_events = 0
+
+    def encode(self, event: Event) -> bytes:
+        """An event of :meth:`QueryWork.answer`, framed."""
+        match event:
+            case Started(id=name):
+                response = {"id": name, "object": "chunkcache.answer", "model": self._model_name}
+                return self._frame(
+                    "response.created", response=response | {"status": "in_progress"}
+                )
+            case TextPiece(text=text):
+                return self._frame("response.output_text.delta", delta=text)
+            case Completed(body=body):
+                return self._frame("response.completed", response=body)
+        raise AssertionError(event)
+
+    def encode_error(self, error: ChunkCacheError) -> bytes:
+        """A failure, framed."""
+        return self._frame("error", **error_body(error))
+
+    def _frame(self, kind: str, **fields: Any) -> bytes:
+        event = {"type": kind, "sequence_number": self._num_events, **fields}
+        self._num_events += 1
+        # ASCII only: some clients end lines at U+2028 or U+0085, which JSON leaves as they are.
+        return f"data: {json.dumps(event, separators=(',', ':'))}\n\n".encode("ascii")
+
+
+class QueryStreamResponse(Response):
+    """Runs a query and streams its events.
+
+    The worker starts when the response is sent, and has been cancelled when that returns, however
+    it returns. What fails before the first event is raised, and so becomes an ordinary error
+    response.
+
+    Args:
+        pool: Where the worker runs.
+        work: The query.
+        model_name: The served model's name.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, pool: WorkerPool, work: QueryWork, model_name: str) -> None:
+        self.status_code = 200
+        self.background = None
+        self.init_headers({"cache-control": "no-store", "x-accel-buffering": "no"})
+        self._pool = pool
+        self._work = work
+        self._encoder = EventEncoder(model_name)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the stream.
+
+        Raises:
+            ChunkCacheError: The request was refused before anything was sent.
+        """
+        with (
+            self._pool.start(self._work.answer) as worker,
+            cancelled_on_disconnect(worker, receive),
+        ):
+            first = self._encoder.encode(await anext(worker))
+            headers = self.raw_headers
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await _send_data(send, first)
+            async for frame in self._frames(worker):
+                await _send_data(send, frame)
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _frames(self, worker: Worker) -> AsyncIterator[bytes]:
+        """What follows the first event, the end included; failures become the last event."""
+        try:
+            while True:
+                event = await worker.next_within(KEEP_ALIVE_SECONDS)
+                yield KEEP_ALIVE if event is None else self._encoder.encode(event)
+        except StopAsyncIteration:
+            yield DONE
+        except ChunkCacheError as error:
+            _log.info("stream_failed", code=error.code, reason=error.message)
+            yield self._encoder.encode_error(error)
+        except Exception as error:  # the headers are out: the stream itself must say it
+            _log.error("stream_failed", exc_info=error)
+            yield self._encoder.encode_error(internal_error())
+
+
+async def _send_data(send: Send, data: bytes) -> None:
+    await send({"type": "http.response.body", "body": data, "more_body": True})

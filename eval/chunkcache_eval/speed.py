@@ -1,0 +1,261 @@
+"""Speed: fused time to first token against a full prefill of the same prompt, side by side.
+
+Every ratio comes from one process and alternating runs, as medians, because machines are noisy.
+Entries are read from disk on every run (the host tier has no room), so a fused time holds the
+load, the placing, the probe and the recompute.
+"""
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from chunkcache.chunk_cache import ChunkCache
+from chunkcache.fusion.policies.registry import PolicyOptions
+from chunkcache.planning import AskOptions
+from chunkcache.precache import TextItem
+from chunkcache.results import Answer
+from chunkcache.settings import Settings
+from chunkcache_eval.datasets.records import Question
+from chunkcache_eval.memory import MemoryReport, measure_memory
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class SpeedRun:
+    """One question under one policy; times are medians over repeats, in milliseconds.
+
+    Attributes:
+        question_id: Which question.
+        prompt_tokens: Tokens of the assembled prompt.
+        policy: Policy name.
+        ratio: Nominal recompute ratio.
+        charged_ratio: Rows really run over layers times context tokens.
+        full_ttft_ms: Full prefill on the same engine.
+        fused_ttft_ms: Fused, everything included.
+        speedup: Their ratio.
+        floor_ms: Rows run over rows of a full prefill, times the full time, plus the entries'
+            bytes at the measured copy bandwidth: what a perfect implementation would need.
+        load_ms: Reading and checking entries from disk.
+        place_ms: Rotating and scattering them.
+        probe_ms: Rows run for the policy's signal.
+        recompute_ms: Rows recomputed, and the head.
+    """
+
+    question_id: str
+    prompt_tokens: int
+    policy: str
+    ratio: float
+    charged_ratio: float
+    full_ttft_ms: float
+    fused_ttft_ms: float
+    speedup: float
+    floor_ms: float
+    load_ms: float
+    place_ms: float
+    probe_ms: float
+    recompute_ms: float
+
+
+@dataclass(frozen=True)
+class SpeedReport:
+    """All of it.
+
+    Attributes:
+        runs: One per question, policy and ratio.
+        speedup_median: Median of their speed-ups.
+        forward_vs_transformers: Time of the library's forward over ours, same prompt: 1 or more
+            means that ours is no slower.
+        precache_efficiency: Tokens per second of pre-caching over those of bare forwards of the
+            same chunks.
+        copy_bandwidth_gb_s: Measured memory copy bandwidth, for the floor.
+        peak_rss_mb: Peak resident memory of fresh processes.
+        model: Model name.
+        threads: Threads that the model ran with.
+    """
+
+    runs: tuple[SpeedRun, ...]
+    speedup_median: float
+    forward_vs_transformers: float
+    precache_efficiency: float
+    copy_bandwidth_gb_s: float
+    peak_rss_mb: MemoryReport | None
+    model: str
+    threads: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form."""
+        return asdict(self)
+
+
+def measure_speed(
+    questions: Sequence[Question],
+    *,
+    settings: Settings,
+    policies: Sequence[tuple[str, float]],
+    repeats: int = 3,
+    with_memory: bool = True,
+    progress: Progress = lambda line: None,
+) -> SpeedReport:
+    """Measure.
+
+    Args:
+        questions: At least one.
+        settings: Model, codec and preparation to measure; the store and limits are replaced.
+        policies: Policy names with their ratios.
+        repeats: Runs of each, of which the median counts.
+        with_memory: Also measure peak memory in fresh processes.
+        progress: Told what is going on.
+    """
+    with tempfile.TemporaryDirectory(prefix="chunkcache-eval-") as folder:
+        store = Path(folder) / "store"
+        values = settings.model_dump() | {
+            "store": store,
+            "host_tier_bytes": 0,
+            "chunk_tokens": 1024,
+            "min_fused_context_tokens": 0,
+            "min_mean_chunk_tokens": 0,
+        }
+        with ChunkCache.open(progress=progress, **values) as cache:
+            _warm_up(cache)
+            efficiency = _precache(cache, questions, progress)
+            bandwidth = _copy_bandwidth_gb_s()
+            runs = [
+                _run(cache, question, policy, ratio, repeats, bandwidth, progress)
+                for question in questions
+                for policy, ratio in policies
+            ]
+            forward = _forward_vs_transformers(cache, questions[0], repeats)
+            name, threads = cache.runtime.model.runner.name, torch.get_num_threads()
+        memory = None
+        if with_memory:
+            progress("measuring memory in fresh processes")
+            memory = measure_memory(values, max(questions, key=_num_chars), questions)
+        return SpeedReport(
+            runs=tuple(runs),
+            speedup_median=statistics.median(r.speedup for r in runs),
+            forward_vs_transformers=forward,
+            precache_efficiency=efficiency,
+            copy_bandwidth_gb_s=bandwidth,
+            peak_rss_mb=memory,
+            model=name,
+            threads=threads,
+        )
+
+
+def _num_chars(question: Question) -> int:
+    return sum(len(p.text) for p in question.passages)
+
+
+def _warm_up(cache: ChunkCache) -> None:
+    """One small answer and one large product: thread pools and allocators are up."""
+    cache.put("warm-up", "This text is here to be read once before anything is measured.")
+    for policy in ("full", "none"):
+        cache.answer("Ready?", ["warm-up"], policy=policy, max_tokens=2)
+
+
+def _precache(cache: ChunkCache, questions: Sequence[Question], progress: Progress) -> float:
+    passages = {p.passage_id: p.text for q in questions for p in q.passages}
+    progress(f"pre-caching {len(passages)} passages")
+    summary = cache.precache([TextItem(i, text) for i, text in passages.items()])
+    ids = [torch.tensor([chunk.token_ids]) for name in passages for chunk in cache.get(name).chunks]
+    progress("bare forwards of the same chunks")
+    decoder = cache.runtime.model.runner.hf_model.model
+
+    def bare() -> float:
+        began = time.perf_counter()
+        with torch.inference_mode():
+            for token_ids in ids:
+                decoder(input_ids=token_ids, use_cache=False)
+        return time.perf_counter() - began
+
+    bare_seconds = cache.runtime.engine.call(bare).result()
+    num_tokens = sum(t.shape[1] for t in ids)
+    return (summary.prefilled_tokens / summary.seconds) / (num_tokens / bare_seconds)
+
+
+def _run(
+    cache: ChunkCache,
+    question: Question,
+    policy: str,
+    ratio: float,
+    repeats: int,
+    bandwidth_gb_s: float,
+    progress: Progress,
+) -> SpeedRun:
+    ids = [p.passage_id for p in question.passages]
+
+    def ask(name: str, options: PolicyOptions) -> Answer:
+        how = AskOptions(policy=name, policy_options=options, max_tokens=1)
+        return cache.answer(question.question, ids, options=how)
+
+    fused: list[Answer] = []
+    full: list[Answer] = []
+    for _ in range(repeats):
+        fused.append(ask(policy, PolicyOptions(recompute_ratio=ratio)))
+        full.append(ask("full", PolicyOptions()))
+    full_ms = statistics.median(a.report.timings.ttft_ms for a in full)
+    fused_ms = statistics.median(a.report.timings.ttft_ms for a in fused)
+    report = fused[0].report
+    account = report.account
+    num_context = sum(d.tokens for d in report.documents)
+    spec, codec = cache.runtime.model.runner.spec, cache.runtime.codec
+    num_bytes = num_context * codec.bytes_per_token(
+        spec.num_layers, spec.num_kv_heads, spec.head_dim
+    )
+    share = report.charged_ratio * num_context / account.prompt_tokens
+    run = SpeedRun(
+        question_id=question.question_id,
+        prompt_tokens=account.prompt_tokens,
+        policy=policy,
+        ratio=ratio,
+        charged_ratio=report.charged_ratio,
+        full_ttft_ms=full_ms,
+        fused_ttft_ms=fused_ms,
+        speedup=full_ms / fused_ms,
+        floor_ms=share * full_ms + num_bytes / (bandwidth_gb_s * 1e9) * 1e3,
+        load_ms=statistics.median(a.report.timings.load_ms for a in fused),
+        place_ms=statistics.median(a.report.timings.place_ms for a in fused),
+        probe_ms=statistics.median(a.report.timings.probe_ms for a in fused),
+        recompute_ms=statistics.median(a.report.timings.recompute_ms for a in fused),
+    )
+    progress(f"{run.question_id}: {run.prompt_tokens} tokens, {policy} {run.speedup:.1f}x")
+    return run
+
+
+def _forward_vs_transformers(cache: ChunkCache, question: Question, repeats: int) -> float:
+    ids = [p.passage_id for p in question.passages]
+    options = AskOptions(policy="full", max_tokens=1)
+    token_ids = torch.tensor([cache.plan(question.question, ids, options).layout.token_ids])
+    model = cache.runtime.model.runner.hf_model
+
+    def library() -> float:
+        began = time.perf_counter()
+        with torch.inference_mode():
+            model(input_ids=token_ids, use_cache=False, logits_to_keep=1)
+        return (time.perf_counter() - began) * 1e3
+
+    theirs, ours = [], []
+    for _ in range(repeats):
+        theirs.append(cache.runtime.engine.call(library).result())
+        timings = cache.answer(question.question, ids, options=options).report.timings
+        ours.append(timings.recompute_ms)
+    return statistics.median(theirs) / statistics.median(ours)
+
+
+def _copy_bandwidth_gb_s() -> float:
+    source = torch.ones(64 << 20, dtype=torch.uint8)
+    target = torch.empty_like(source)
+    target.copy_(source)
+    times = []
+    for _ in range(5):
+        began = time.perf_counter()
+        target.copy_(source)
+        times.append(time.perf_counter() - began)
+    return source.nbytes / statistics.median(times) / 1e9

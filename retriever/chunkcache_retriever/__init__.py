@@ -1,0 +1,1 @@
+"""Finds the chunks of a tenant's documents that a question needs."""

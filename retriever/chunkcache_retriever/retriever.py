@@ -1,0 +1,203 @@
+"""From a question to the chunks that may hold its answer."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from chunkcache.catalog import Catalog
+from chunkcache.documents import Document, canonical_text
+from chunkcache.errors import EmptyDocumentError, InvalidValueError
+from chunkcache.identity import ChunkId
+from chunkcache.planning import DocumentRef
+from chunkcache_retriever.catalog_index import CatalogIndex, CatalogView, Location, SyncReport
+from chunkcache_retriever.embedder import Embedder, Vectors, embed_long
+from chunkcache_retriever.index import ScoredChunk
+
+MAX_TOP_K = 1_000
+
+_MAX_ATTEMPTS = 3
+
+
+class CatalogOwner(Protocol):
+    """What a retriever needs of a :class:`~chunkcache.chunk_cache.ChunkCache`."""
+
+    @property
+    def catalog(self) -> Catalog:
+        """The tenant's documents."""
+        ...
+
+
+@dataclass(frozen=True)
+class ChunkHit:
+    """A passage that a search found.
+
+    Attributes:
+        chunk_id: Its chunk.
+        document_id: A document that holds it.
+        chunk_index: Which of that document's chunks it is.
+        score: Cosine of the angle between question and passage, -1 to 1.
+        text: The passage: ``[start, end)`` of the document's text.
+        start: First character.
+        end: One past the last character.
+        also_in: Other places of the same passage: document id and chunk index.
+    """
+
+    chunk_id: ChunkId
+    document_id: str
+    chunk_index: int
+    score: float
+    text: str
+    start: int
+    end: int
+    also_in: tuple[Location, ...] = ()
+
+
+class Retriever:
+    """Searches one tenant's documents by meaning. Safe to use from several threads.
+
+    The first search after a change of the documents embeds what is new; call :meth:`sync` after
+    storing many documents, and no search has to wait for that. A forked child needs a retriever
+    of its own, over a store that it opened itself; this one raises a ``StoreError`` there.
+
+    Args:
+        cache: Whose documents are searched.
+        embedder: Embeds chunks and questions.
+    """
+
+    def __init__(self, cache: CatalogOwner, embedder: Embedder) -> None:
+        self._catalog = cache.catalog
+        self._embedder = embedder
+        self._index = CatalogIndex(cache.catalog, embedder)
+
+    def sync(self) -> SyncReport:
+        """Bring the index up to date with the documents.
+
+        Returns:
+            What the last change took; the same report as before if there was none since.
+
+        Raises:
+            ModelError: The embedder does not do what it says.
+            StoreError: The store cannot be read.
+        """
+        return self._index.sync().report
+
+    def search(self, query: str, top_k: int = 5) -> list[ChunkHit]:
+        """The nearest passages, the best first.
+
+        Passages that differ in white space alone are one passage. What was deleted or replaced
+        before the call is never found.
+
+        Args:
+            query: The question, of any length.
+            top_k: At most so many passages, 1 to 1000.
+
+        Raises:
+            InvalidValueError: The query holds no text, or ``top_k`` is out of range.
+            ModelError: The embedder does not do what it says.
+            StoreError: The store cannot be read.
+        """
+        _check_top_k(top_k)
+        text = _checked_query(query)
+        # The fork check: an embedder's locks and threads would hang where the store says why.
+        self._catalog.generation()
+        rows = embed_long(self._embedder, text, is_query=True)
+        if not rows:
+            raise InvalidValueError("the query holds no text to embed", param="query")
+        vectors = np.stack(rows)
+        hits: list[ChunkHit] = []
+        for _ in range(_MAX_ATTEMPTS):
+            hits, is_current = self._passages(self._index.sync(), vectors, top_k)
+            if is_current:
+                break
+        return hits
+
+    def retrieve(self, query: str, top_k: int = 5) -> tuple[DocumentRef, ...]:
+        """The nearest passages as parts of documents, ready for a prompt.
+
+        Returns:
+            One reference per document, in order of each document's best passage; its chunks in
+            the document's order.
+
+        Raises:
+            ChunkCacheError: As for :meth:`search`.
+        """
+        indexes: dict[str, list[int]] = {}
+        for hit in self.search(query, top_k):
+            indexes.setdefault(hit.document_id, []).append(hit.chunk_index)
+        return tuple(DocumentRef(d, tuple(sorted(found))) for d, found in indexes.items())
+
+    def _passages(
+        self, view: CatalogView, vectors: Vectors, top_k: int
+    ) -> tuple[list[ChunkHit], bool]:
+        """Distinct passages, and whether the documents still were as the view says."""
+        num_asked = top_k
+        while True:
+            found = self._index.index.search(vectors, num_asked)
+            hits, is_current = self._resolve(view, found)
+            passages = _distinct(hits)
+            if len(passages) >= top_k or len(found) < num_asked or not is_current:
+                return passages[:top_k], is_current
+            num_asked *= 2
+
+    def _resolve(
+        self, view: CatalogView, found: Sequence[ScoredChunk]
+    ) -> tuple[list[ChunkHit], bool]:
+        """Look chunks up in the documents as they are now; what is not there is left out."""
+        places = {s.chunk_id: view.locations.get(s.chunk_id, ()) for s in found}
+        documents = self._catalog.get_many({p[0][0] for p in places.values() if p})
+        hits = [
+            hit
+            for scored in found
+            if (hit := _hit(scored, places[scored.chunk_id], documents)) is not None
+        ]
+        return hits, len(hits) == len(found)
+
+
+def _hit(
+    scored: ScoredChunk, places: Sequence[Location], documents: dict[str, Document]
+) -> ChunkHit | None:
+    if not places:
+        return None
+    document_id, index = places[0]
+    document = documents.get(document_id)
+    if document is None or index >= len(document.chunks):
+        return None
+    chunk = document.chunks[index]
+    if chunk.chunk_id != scored.chunk_id:
+        return None
+    return ChunkHit(
+        chunk_id=scored.chunk_id,
+        document_id=document_id,
+        chunk_index=index,
+        score=scored.score,
+        text=document.chunk_text(chunk),
+        start=chunk.start,
+        end=chunk.end,
+        also_in=tuple(places[1:]),
+    )
+
+
+def _distinct(hits: Sequence[ChunkHit]) -> list[ChunkHit]:
+    """Join hits whose texts differ in white space alone under the best of them."""
+    best: dict[str, ChunkHit] = {}
+    for hit in hits:
+        words = " ".join(hit.text.split())
+        first = best.setdefault(words, hit)
+        if first is not hit:
+            others = (*first.also_in, (hit.document_id, hit.chunk_index), *hit.also_in)
+            best[words] = replace(first, also_in=others)
+    return list(best.values())
+
+
+def _check_top_k(top_k: int) -> None:
+    if isinstance(top_k, bool) or not isinstance(top_k, int) or not 1 <= top_k <= MAX_TOP_K:
+        raise InvalidValueError(f"top_k is {top_k!r}, not 1 to {MAX_TOP_K}", param="top_k")
+
+
+def _checked_query(query: str) -> str:
+    try:
+        return canonical_text(query, param="query")
+    except EmptyDocumentError as error:
+        raise InvalidValueError("the query is empty", param="query") from error

@@ -1,0 +1,102 @@
+"""What the API's tests share: a tiny model, a runtime, and a real server on loopback."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+import uvicorn
+from fastapi import FastAPI
+
+from chunkcache.runtime import Runtime
+from chunkcache.settings import load_settings
+from chunkcache.testing import write_tiny_model
+from chunkcache_api.app import create_app
+
+MakeRuntime = Callable[..., Runtime]
+Serve = Callable[[FastAPI], AbstractContextManager[httpx.Client]]
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(
+        tmp_path_factory.mktemp("models") / "tiny-llama", max_position_embeddings=2048
+    )
+
+
+@pytest.fixture(scope="session")
+def make_runtime(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> MakeRuntime:
+    """Open a runtime over a store of its own; the caller closes it."""
+
+    def make(**settings: object) -> Runtime:
+        folder = tmp_path_factory.mktemp("runtime")
+        values: dict[str, object] = {
+            "model": str(model_dir),
+            "store": folder / "store",
+            "cache_dir": folder / "cache",
+            "store_max_bytes": 256 << 20,
+            "chunk_tokens": 32,
+            "min_fused_context_tokens": 0,
+            "min_mean_chunk_tokens": 0,
+            "pool_tokens": 8192,
+        }
+        return Runtime.open(load_settings(**values | settings))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def serve() -> Serve:
+    """Run an application on a loopback port; gives a client for it."""
+
+    @contextmanager
+    def run(app: FastAPI) -> Iterator[httpx.Client]:
+        config = uvicorn.Config(app, port=0, log_level="error", ws="none", lifespan="on")
+        server = uvicorn.Server(config)
+        started = threading.Event()
+        startup = server.startup
+
+        async def signalling_startup(*args: object, **kwargs: object) -> None:
+            await startup(*args, **kwargs)
+            started.set()
+
+        server.startup = signalling_startup
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        try:
+            assert started.wait(30)
+            assert server.started
+            port = server.servers[0].sockets[0].getsockname()[1]
+            base_url = f"http://127.0.0.1:{port}"
+            with httpx.Client(base_url=base_url, timeout=60, trust_env=False) as client:
+                yield client
+        finally:
+            server.should_exit = True
+            thread.join()
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def runtime(make_runtime: MakeRuntime) -> Iterator[Runtime]:
+    with make_runtime() as runtime:
+        yield runtime
+        assert runtime.engine.num_open_requests == 0
+        assert runtime.stack.stats().leases_open == 0
+        runtime.stack.check_integrity()
+
+
+@pytest.fixture(scope="module")
+def client(runtime: Runtime, serve: Serve) -> Iterator[httpx.Client]:
+    with serve(create_app(runtime, max_body_bytes=1 << 20)) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def handbook(client: httpx.Client) -> str:
+    """A stored document of several chunks; gives its id."""
+    text = " ".join(f"The code of door {n} is {n * 37 % 1000}." for n in range(12))
+    assert client.put("/v1/documents/handbook", json={"text": text}).status_code == 201
+    return "handbook"
