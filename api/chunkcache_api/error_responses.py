@@ -25,6 +25,8 @@ from chunkcache.errors import (
 )
 
 RETRY_AFTER_SECONDS: Final = 1
+MAX_PARAM_CHARS: Final = 200
+"""The name of an unknown field is the client's own, and may be a megabyte."""
 
 _RETRIED_CODES: Final = frozenset({"queue_full", "model_loading", "draining"})
 _HTTP_CODES: Final = {404: "not_found", 405: "method_not_allowed"}
@@ -142,7 +144,7 @@ def _field_path(location: Sequence[str | int]) -> str | None:
     path = ""
     for part in location:
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
-    return path or None
+    return path[:MAX_PARAM_CHARS] or None
 
 
 def _response(

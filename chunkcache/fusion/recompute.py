@@ -118,6 +118,7 @@ def run_rows(
     spec = runner.spec
     hidden = runner.embed(token_ids[rows])
     rotary = sequence.rotary.take(rows)
+    slots = sequence.keys.slots[rows]
     for layer in range(spec.num_layers):
         q, k_before_rope, v = runner.project(layer, hidden)
         cost.charge(len(rows))
@@ -127,11 +128,11 @@ def run_rows(
         else:
             q, k = rotate(q, *tables), rotate(k_before_rope, *tables)
         keep = hook(LayerRows(layer, rows, q, k_before_rope, k, v)) if hook is not None else None
-        slots = sequence.keys.slots[rows]
         flat_slots(sequence.k_pages[layer]).index_copy_(0, slots, k)
         flat_slots(sequence.v_pages[layer]).index_copy_(0, slots, v)
         if keep is not None:
             rows, hidden, q, rotary = rows[keep], hidden[keep], q[keep], rotary.take(keep)
+            slots = slots[keep]
             if not len(rows):
                 yield RowsResult(rows, hidden)
                 return

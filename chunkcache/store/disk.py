@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from chunkcache.entry import Entry
 from chunkcache.errors import StoreFormatError, StoreFullError
@@ -164,9 +164,22 @@ class DiskTier:
 
         return self._env.update(body)
 
+    def put_in(self, txn: Transaction, entry: Entry) -> bool:
+        """As :meth:`put`, inside a transaction of the same store."""
+        return put_entry(txn, entry)
+
     def delete(self, key: ChunkKey) -> bool:
         """Remove an entry; says whether there was one."""
         return self._env.update(lambda txn: delete_entry(txn, key), frees=True)
+
+    def delete_many(self, keys: Iterable[ChunkKey]) -> set[ChunkKey]:
+        """Remove entries in one transaction; says which there were."""
+        wanted = set(keys)
+
+        def body(txn: Transaction) -> set[ChunkKey]:
+            return {key for key in wanted if delete_entry(txn, key)}
+
+        return self._env.update(body, frees=True)
 
     def check_integrity(self) -> list[tuple[ChunkKey, MissReason]]:
         """Read every entry and name what is damaged. Changes nothing."""

@@ -16,7 +16,13 @@ from typing import Any, Self, TypeVar
 
 import lmdb
 
-from chunkcache.errors import StoreError, StoreFormatError, StoreFullError, StoreLockedError
+from chunkcache.errors import (
+    InvalidValueError,
+    StoreError,
+    StoreFormatError,
+    StoreFullError,
+    StoreLockedError,
+)
 from chunkcache.store.lmdb_errors import MapFullError, store_error
 from chunkcache.store.manifest import (
     MANIFEST_KEY,
@@ -24,20 +30,26 @@ from chunkcache.store.manifest import (
     create_secret,
     read_secret,
     secret_digest,
+    write_secret,
 )
 from chunkcache.store.map_gate import MapGate
 from chunkcache.store.preflight import (
     MAX_READERS,
     check_directory,
     check_not_truncated,
+    network_filesystem,
     pad_data_file,
     reserve_lock_file,
 )
 from chunkcache.store.records import decode_record, encode_record
 from chunkcache.store.transaction import Database, Transaction
 
+MIN_BYTES = 1 << 20
 INITIAL_MAP_BYTES = 64 << 20
 FREEING_STEP_BYTES = 16 << 20
+FREEING_ROOM_BYTES = 128 << 20
+"""How far removals may take the map beyond ``max_bytes``; they need it where a reader that stays
+open keeps freed pages from use."""
 REPLACE_TIMEOUT_S = 60.0
 LMDB_MAJOR = 0
 """Stores use the 0.9 data format, which every LMDB can read."""
@@ -55,6 +67,8 @@ class StoreEnvironment:
         path: Its directory, symlinks resolved.
         max_bytes: Largest size that this process lets the data file reach.
         read_only: Whether writing is refused.
+        network_filesystem: Type of the network filesystem that it is on, if it is on one: a reason
+            to warn, because other hosts must not use it at the same time.
         manifest: What the store says about itself.
         secret: The tenant secret, 32 bytes.
     """
@@ -66,11 +80,13 @@ class StoreEnvironment:
         self.path = path
         self.max_bytes = max_bytes - max_bytes % os.sysconf("SC_PAGE_SIZE")
         self.read_only = read_only
+        self.network_filesystem = network_filesystem(path)
         self._pid = os.getpid()
         self._gate = MapGate(REPLACE_TIMEOUT_S)
         self._call_lock = threading.Lock()
         self._databases: dict[Database, Any] = {}
         self._env: lmdb.Environment | None = None
+        self._freeing_limit_bytes = 0
         stats = path.stat()
         self._directory_id = (stats.st_dev, stats.st_ino)
         self._is_registered = False
@@ -86,11 +102,14 @@ class StoreEnvironment:
             read_only: Refuse every write.
 
         Raises:
+            InvalidValueError: ``max_bytes`` is less than 1 MiB.
             StoreLockedError: This process has it open already, under this or another name.
             StoreFormatError: It has another format, is truncated or lacks its secret.
             StoreFullError: The disk has no room for even an empty store.
             StoreError: The directory cannot be used.
         """
+        if max_bytes < MIN_BYTES:
+            raise InvalidValueError(f"a store of {max_bytes} bytes; it needs at least {MIN_BYTES}")
         resolved = check_directory(path, read_only=read_only)
         environment = cls(resolved, max_bytes=max_bytes, read_only=read_only)
         environment._register()
@@ -133,6 +152,7 @@ class StoreEnvironment:
         if self._env.stat()["entries"] == 0 and not self.read_only:
             self._create()
         self._attach()
+        self._freeing_limit_bytes = max(self.max_bytes, self.map_bytes) + FREEING_ROOM_BYTES
 
     def _create(self) -> None:
         """Write the manifest; in one transaction, so that a half-made store never exists."""
@@ -207,6 +227,26 @@ class StoreEnvironment:
     def file_bytes(self) -> int:
         """Size of the data file, free pages included. It never shrinks."""
         return (self.path / "data.mdb").stat().st_size
+
+    def compact_to(self, target: Path) -> None:
+        """Write a copy without free pages, as of now, into a new directory; others may write on.
+
+        Args:
+            target: Made by this call; afterwards a store of its own, with the same secret.
+
+        Raises:
+            StoreError: It exists already, or cannot be written.
+            StoreFullError: The disk has no room for it.
+        """
+        receipt = self._gate.enter()
+        try:
+            target.mkdir(mode=0o700, parents=True)
+            self._lmdb().copy(os.fspath(target), compact=True)
+            write_secret(target, self.secret)
+        except (lmdb.Error, OSError) as error:
+            raise store_error(error, self.path) from error
+        finally:
+            self._gate.leave(receipt)
 
     @contextmanager
     def read(self) -> Iterator[Transaction]:
@@ -292,7 +332,10 @@ class StoreEnvironment:
         while True:
             receipt = self._gate.enter()
             try:
-                return self._lmdb().begin(write=write, buffers=True), receipt
+                if write:
+                    return self._lmdb().begin(write=True, buffers=True), receipt
+                with self._call_lock:
+                    return self._lmdb().begin(buffers=True), receipt
             except lmdb.MapResizedError:
                 self._gate.leave(receipt)
             except lmdb.ReadersFullError as error:
@@ -318,7 +361,7 @@ class StoreEnvironment:
             if map_bytes > seen_bytes:
                 return
             wanted_bytes = min(2 * map_bytes, self.max_bytes)
-            if frees and wanted_bytes <= map_bytes:
+            if frees and wanted_bytes <= map_bytes < self._freeing_limit_bytes:
                 wanted_bytes = map_bytes + FREEING_STEP_BYTES
             if wanted_bytes <= map_bytes:
                 raise self._full()

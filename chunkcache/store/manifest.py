@@ -8,6 +8,7 @@ import os
 import secrets
 import stat
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from blake3 import blake3
@@ -42,27 +43,33 @@ def secret_digest(secret: bytes) -> bytes:
 def create_secret(directory: Path) -> bytes:
     """Make the tenant secret, or take the one that another process has just made.
 
-    The file appears whole or not at all: it is written beside and linked into place.
-
     Raises:
         OSError: The directory cannot be written.
         StoreFormatError: A file of that name is there and holds something else.
     """
+    with suppress(FileExistsError):
+        write_secret(directory, secrets.token_bytes(SECRET_BYTES))
+    return read_secret(directory)
+
+
+def write_secret(directory: Path, secret: bytes) -> None:
+    """Write the secret's file, readable by its owner alone.
+
+    It appears whole or not at all: it is written beside and linked into place.
+
+    Raises:
+        FileExistsError: It is there already.
+        OSError: The directory cannot be written.
+    """
     descriptor, name = tempfile.mkstemp(prefix=f".{SECRET_NAME}.", dir=directory)
     try:
-        try:
-            os.fchmod(descriptor, 0o600)
-            os.write(descriptor, secrets.token_bytes(SECRET_BYTES))
+        with open(descriptor, "wb") as file:
+            file.write(secret)
+            file.flush()
             os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        try:
-            os.link(name, directory / SECRET_NAME)
-        except FileExistsError:
-            return read_secret(directory)
+        os.link(name, directory / SECRET_NAME)
     finally:
         os.unlink(name)
-    return read_secret(directory)
 
 
 def read_secret(directory: Path) -> bytes:

@@ -4,11 +4,13 @@ import os
 from pathlib import Path
 
 import lmdb
+import psutil
 from lmdb import verify
 
-from chunkcache.errors import StoreError, StoreFormatError, StoreFullError
+from chunkcache.errors import StoreError, StoreFormatError
 
 MAX_READERS = 1024
+_NETWORK_FILESYSTEMS = ("nfs", "cifs", "smb", "9p", "fuse.sshfs", "ceph", "glusterfs", "lustre")
 LOCK_FILE_BYTES = 65664
 """What LMDB makes of ``MAX_READERS``: one cache line each, after a header."""
 
@@ -44,6 +46,21 @@ def check_directory(path: Path, *, read_only: bool) -> Path:
     return resolved
 
 
+def network_filesystem(directory: Path) -> str | None:
+    """Type of the network filesystem that holds a directory, if one does.
+
+    LMDB's locks and its map do not work between the hosts of such a filesystem.
+    """
+    best: tuple[int, str] = (-1, "")
+    for partition in psutil.disk_partitions(all=True):
+        if directory.is_relative_to(partition.mountpoint):
+            # Of nested mounts the innermost counts, of those at one place the last.
+            depth = len(Path(partition.mountpoint).parts)
+            if depth >= best[0]:
+                best = (depth, partition.fstype)
+    return best[1] if best[1].startswith(_NETWORK_FILESYSTEMS) else None
+
+
 def reserve_lock_file(directory: Path) -> None:
     """Give the lock file its blocks on disk now.
 
@@ -52,15 +69,12 @@ def reserve_lock_file(directory: Path) -> None:
     that the process holds on it.
 
     Raises:
-        StoreFullError: There is no room even for that.
-        OSError: The file cannot be written.
+        OSError: The file cannot be written, or the disk has no room even for it.
     """
     descriptor = os.open(directory / "lock.mdb", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         # A file that another process made keeps its size: that is how LMDB counts reader slots.
         os.posix_fallocate(descriptor, 0, os.fstat(descriptor).st_size or LOCK_FILE_BYTES)
-    except OSError as error:
-        raise StoreFullError("the disk has no room for the store's lock file") from error
     finally:
         os.close(descriptor)
 

@@ -133,14 +133,18 @@ class TierStack:
 
         Returns:
             How many entries a tier had.
+
+        Raises:
+            StoreError: The disk could not be changed; the entries are gone from RAM all the same.
         """
-        num_dropped = 0
-        for key in keys:
-            with self._lock:
-                if key in self._flights:
-                    self._flights[key].is_dropped = True
-            num_dropped += self._delete(key)
-        return num_dropped
+        wanted = set(keys)
+        with self._lock:
+            for key in wanted & self._flights.keys():
+                self._flights[key].is_dropped = True
+        dropped = {key for key in wanted if self._host.discard(key)}
+        if self._disk:
+            dropped |= self._disk.delete_many(wanted)
+        return len(dropped)
 
     def stats(self) -> TierStackStats:
         """A snapshot; counts of different tiers may be a few operations apart."""
@@ -299,11 +303,6 @@ class TierStack:
         with self._lock:
             self._stored += is_new
         return None
-
-    def _delete(self, key: ChunkKey) -> bool:
-        was_in_host = self._host.discard(key)
-        was_on_disk = self._disk.delete(key) if self._disk else False
-        return was_in_host or was_on_disk
 
     def _count(self, counter: Counter[CountedT], label: CountedT) -> None:
         with self._lock:

@@ -8,7 +8,7 @@ derived from slots and positions is derived here, once, never inside an operator
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -68,12 +68,14 @@ class KeySlots:
         positions: Position of each key in the sequence, int64 ``[T]``, distinct.
         start: First slot if the slots are one consecutive ascending run, else ``None``.
         ascending: Whether the positions are strictly ascending.
+        memo: What an operator derived for these keys and will be asked for again, layer by layer.
     """
 
     slots: Tensor
     positions: Tensor
     start: int | None
     ascending: bool
+    memo: dict[str, object] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         for name, tensor in (("slots", self.slots), ("positions", self.positions)):

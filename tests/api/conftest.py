@@ -55,19 +55,12 @@ def serve() -> Serve:
     def run(app: FastAPI) -> Iterator[httpx.Client]:
         config = uvicorn.Config(app, port=0, log_level="error", ws="none", lifespan="on")
         server = uvicorn.Server(config)
-        started = threading.Event()
-        startup = server.startup
-
-        async def signalling_startup(*args: object, **kwargs: object) -> None:
-            await startup(*args, **kwargs)
-            started.set()
-
-        server.startup = signalling_startup
         thread = threading.Thread(target=server.run)
         thread.start()
         try:
-            assert started.wait(30)
-            assert server.started
+            while not server.started:
+                assert thread.is_alive()
+                thread.join(0.01)
             port = server.servers[0].sockets[0].getsockname()[1]
             base_url = f"http://127.0.0.1:{port}"
             with httpx.Client(base_url=base_url, timeout=60, trust_env=False) as client:

@@ -1,15 +1,19 @@
 """``POST /v1/query`` as JSON: what it answers and what it refuses."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 
 import httpx
 import pytest
+from fastapi import FastAPI
 
 from chunkcache.chunk_cache import ChunkCache
 from chunkcache.planning import AskOptions, DocumentRef
 from chunkcache.runtime import Runtime
 from chunkcache_api.app import create_app
+
+Serve = Callable[[FastAPI], AbstractContextManager[httpx.Client]]
 
 BODY = {"query": "What is the code of door 3?", "document_ids": ["handbook"], "max_tokens": 6}
 
@@ -63,7 +67,9 @@ def test_verify_puts_the_full_prefill_beside_the_answer(client: httpx.Client) ->
 
 
 def test_sampling_is_a_function_of_the_seed(client: httpx.Client) -> None:
-    drawn = [ask(client, temperature=1.5, seed=s, max_tokens=12).json()["answer"] for s in (1, 1, 2)]
+    drawn = [
+        ask(client, temperature=1.5, seed=s, max_tokens=12).json()["answer"] for s in (1, 1, 2)
+    ]
     assert drawn[0] == drawn[1] != drawn[2]
 
 
@@ -170,9 +176,7 @@ def test_bodies_that_are_no_good_json_are_refused(
     client: httpx.Client, body: bytes, param: str | None
 ) -> None:
     """A03 (nesting) and A08."""
-    response = client.post(
-        "/v1/query", content=body, headers={"content-type": "application/json"}
-    )
+    response = client.post("/v1/query", content=body, headers={"content-type": "application/json"})
     assert refusal(response) == (400, "invalid_value", param)
 
 
@@ -227,7 +231,7 @@ class FirstDocuments:
         return [DocumentRef(d.document_id, (0,)) for d in self._cache.list(limit=top_k)]
 
 
-def test_top_k_asks_the_retriever(runtime: Runtime, serve) -> None:
+def test_top_k_asks_the_retriever(runtime: Runtime, serve: Serve) -> None:
     with serve(create_app(runtime, retriever_factory=FirstDocuments)) as client:
         response = client.post("/v1/query", json={"query": "q", "top_k": 1, "max_tokens": 2})
         assert response.json()["chunkcache"]["documents"][0]["chunks"] == 1

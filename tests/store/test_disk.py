@@ -179,3 +179,14 @@ def test_an_integrity_check_goes_through_more_than_one_batch(env, tier, make_ent
     for key in damaged:
         overwrite(env, key, flip_middle)
     assert {key for key, _ in tier.check_integrity()} == damaged
+
+
+def test_entries_put_in_one_transaction_are_kept_together(env, tier, make_entry):
+    entries = [make_entry(i) for i in range(3)]
+    entries[2].k[0, 0, 0, 0] = torch.nan
+    with pytest.raises(NonFiniteEntryError):
+        env.update(lambda txn: [tier.put_in(txn, entry) for entry in entries])
+    assert tier.num_entries == 0
+    assert env.update(lambda txn: [tier.put_in(txn, entry) for entry in entries[:2]]) == [True] * 2
+    assert tier.contains(entries[0].key)
+    assert not tier.contains(entries[2].key)

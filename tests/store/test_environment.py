@@ -4,11 +4,18 @@ import os
 import stat
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import lmdb
 import pytest
 
-from chunkcache.errors import StoreError, StoreFormatError, StoreFullError, StoreLockedError
+from chunkcache.errors import (
+    InvalidValueError,
+    StoreError,
+    StoreFormatError,
+    StoreFullError,
+    StoreLockedError,
+)
 from chunkcache.store import environment as environment_module
 from chunkcache.store import preflight
 from chunkcache.store.environment import INITIAL_MAP_BYTES, StoreEnvironment
@@ -310,12 +317,12 @@ def fill(env, name, num_bytes):
 def test_a_full_store_can_be_emptied_again_and_again(path):
     with open_store(path, max_bytes=80_000_000) as env:
         num_stored = []
-        for _ in range(4):
-            stored = [*fill(env, b"large", 1_000_000), *fill(env, b"small", 2_000)]
+        for _ in range(3):
+            stored = [*fill(env, b"large", 3_000_000), *fill(env, b"small", 50_000)]
             num_stored.append(len(stored))
             for key in stored:
                 assert env.update(lambda txn, key=key: txn.delete(ENTRIES, key), frees=True)
-        assert min(num_stored) > 60
+        assert min(num_stored) > 20
         assert env.file_bytes <= 80_000_000
 
 
@@ -496,3 +503,39 @@ def test_more_readers_than_slots_is_an_error_and_not_for_ever(path, monkeypatch)
         for reader in readers:
             reader.join()
         assert get(env, b"k") == b"v"
+
+
+def test_a_compact_copy_holds_the_same_in_less_room(path, tmp_path):
+    with open_store(path) as env:
+        for i in range(40):
+            put(env, b"%d" % i, bytes([i]) * 500_000)
+        env.update(lambda txn: [txn.delete(ENTRIES, b"%d" % i) for i in range(1, 40)], frees=True)
+        env.compact_to(tmp_path / "copy")
+        assert env.file_bytes > 20_000_000
+        with pytest.raises(StoreError):
+            env.compact_to(tmp_path / "copy")
+        with open_store(tmp_path / "copy") as copy:
+            assert get(copy, b"0") == bytes(500_000)
+            assert copy.secret == env.secret
+            assert copy.file_bytes < 1_000_000
+            put(copy, b"more", b"v")
+
+
+def test_a_store_of_no_size_is_refused(path):
+    with pytest.raises(InvalidValueError):
+        open_store(path, max_bytes=1_000)
+
+
+@pytest.mark.parametrize(
+    ("mounts", "found"),
+    [
+        ([("/", "ext4"), ("/data", "nfs4")], "nfs4"),
+        ([("/", "nfs"), ("/data", "ext4")], None),
+        ([("/", "ext4"), ("/data", "nfs4"), ("/data", "xfs")], None),
+        ([("/", "overlay"), ("/database", "nfs")], None),
+    ],
+)
+def test_a_network_filesystem_is_named(monkeypatch, mounts, found):
+    partitions = [SimpleNamespace(mountpoint=mount, fstype=kind) for mount, kind in mounts]
+    monkeypatch.setattr(preflight.psutil, "disk_partitions", lambda all: partitions)
+    assert preflight.network_filesystem(Path("/data/store")) == found

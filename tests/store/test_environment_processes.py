@@ -77,7 +77,7 @@ children = []
 for name in b"a", b"b":
     if not (pid := os.fork()):
         with open_store() as env:
-            for i in range(40):
+            for i in range(20):
                 put(env, name + b"%d" % i, name * 3_000_000)
             print(env.map_bytes)
         os._exit(0)
@@ -86,20 +86,20 @@ assert all(os.waitpid(pid, 0)[1] == 0 for pid in children)
 """
     run(script, path)
     with open_store(path) as env:
-        assert env.map_bytes >= 240_000_000
+        assert env.map_bytes >= 120_000_000
         for name in (b"a", b"b"):
-            for i in range(40):
+            for i in range(20):
                 assert get(env, name + b"%d" % i) == name * 3_000_000
 
 
 def test_a_process_follows_a_map_that_another_one_grew(path):
     with open_store(path) as env:
         put(env, b"mine", b"1")
-        run("with open_store() as env:\n    put(env, b'theirs', b'2' * 200_000_000)\n", path)
+        run("with open_store() as env:\n    put(env, b'theirs', b'2' * 80_000_000)\n", path)
         assert env.map_bytes == INITIAL_MAP_BYTES
-        assert get(env, b"theirs") == b"2" * 200_000_000
-        assert env.map_bytes > 200_000_000
-        run("with open_store() as env:\n    put(env, b'more', b'3' * 400_000_000)\n", path)
+        assert get(env, b"theirs") == b"2" * 80_000_000
+        assert env.map_bytes > 80_000_000
+        run("with open_store() as env:\n    put(env, b'more', b'3' * 100_000_000)\n", path)
         put(env, b"mine", b"4")
         assert get(env, b"mine") == b"4"
 

@@ -5,7 +5,7 @@ import sys
 
 import typer
 
-from chunkcache_api.cli import ask, demo, precache, stats, version
+from chunkcache_api.cli import ask, demo, precache, serve, stats, version
 from chunkcache_api.cli.help_text import help_text
 
 HELP = help_text(
@@ -30,6 +30,7 @@ app = typer.Typer(
 app.command("demo", help=demo.HELP)(demo.demo)
 app.command("precache", help=precache.HELP)(precache.precache)
 app.command("ask", help=ask.HELP)(ask.ask)
+app.command("serve", help=serve.HELP)(serve.serve)
 app.command("stats", help=stats.HELP)(stats.stats)
 app.command("version", help=version.HELP)(version.print_version)
 

@@ -27,6 +27,7 @@ from chunkcache_api.cli.render import (
     documents_table,
     warning_lines,
 )
+from chunkcache_api.cli.retrieval import make_retriever
 from chunkcache_api.cli.session import open_cache
 
 if TYPE_CHECKING:
@@ -120,10 +121,7 @@ def ask(
 
 def _retrieve(cache: "ChunkCache", question: str, top_k: int) -> "Sequence[DocumentRef]":
     with messages.status("looking up documents"):
-        from chunkcache_retriever.embedder import MiniLmEmbedder
-        from chunkcache_retriever.retriever import Retriever
-
-        return Retriever(cache, MiniLmEmbedder()).retrieve(question, top_k)
+        return make_retriever(cache).retrieve(question, top_k)
 
 
 def _write(growing: "StreamingAnswer", *, is_shown: bool) -> float:

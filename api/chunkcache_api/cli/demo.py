@@ -91,7 +91,7 @@ def demo(
         print_json(_body(summary, asked))
         return
     median = statistics.median(_speedup(answer) for _, answer in asked)
-    results.print(f"Median speed-up of the first token: {median:.1f} times", style="bold")
+    results.print(f"\nMedian speed-up of the first token: {median:.1f} times", style="bold")
     say('next: chunkcache precache YOUR_DOCS/, then chunkcache ask "..." --doc ID')
 
 
@@ -115,7 +115,7 @@ def _ask(cache: "ChunkCache", question: DemoQuestion, *, is_shown: bool) -> "Ans
             f"{question.question} (expected: {question.gold})", style="bold", markup=False
         )
         results.print(comparison_table(answer))
-        results.print(f"{comparison_line(answer)}\n", markup=False)
+        results.print(comparison_line(answer), markup=False, soft_wrap=True)
         for line in warning_lines(answer):
             say(line)
     return answer

@@ -31,6 +31,7 @@ class PrecacheMeter:
         self.total_bytes = sum(s.num_bytes for s in sized_items)
         self.num_items = len(sized_items)
         self.done_bytes = 0
+        self._running_bytes = 0
         self._done_tokens = 0
         self._prefilled_bytes = 0
         self._progress: PrecacheProgress | None = None
@@ -38,7 +39,9 @@ class PrecacheMeter:
     def items(self) -> "Iterator[Item]":
         """The items; asking for the next one means that the one before is done."""
         for sized in self._sized_items:
+            self._running_bytes = sized.num_bytes
             yield sized.item
+            self._running_bytes = 0
             self.done_bytes += sized.num_bytes
             if self._prefilled_tokens > self._done_tokens:
                 self._prefilled_bytes += sized.num_bytes
@@ -52,7 +55,7 @@ class PrecacheMeter:
     def reached_bytes(self) -> float:
         """Bytes done, those of the document at hand estimated from its prefilled tokens."""
         running = (self._prefilled_tokens - self._done_tokens) * self._bytes_per_token
-        return min(self.done_bytes + running, float(self.total_bytes))
+        return self.done_bytes + min(running, self._running_bytes)
 
     @property
     def remaining_seconds(self) -> float | None:

@@ -105,12 +105,12 @@ def comparison_line(answer: "Answer") -> str:
     comparison = answer.comparison
     assert comparison is not None
     if comparison.agree:
-        agreement = "the answers are the same"
+        agreement = "same answer"
     else:
-        agreement = f"the answers agree over {comparison.agreement:.0%} of their tokens"
+        agreement = f"{comparison.agreement:.0%} of the answer's leading tokens are the same"
     return (
-        f"{comparison.speedup:.1f} times faster to the first token, whose KL divergence is "
-        f"{comparison.kl_first:.4f} nats; {agreement}"
+        f"first token {comparison.speedup:.1f} times faster; its KL divergence from the full "
+        f"prefill's {comparison.kl_first:.4f} nats; {agreement}"
     )
 
 

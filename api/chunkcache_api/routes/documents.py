@@ -10,7 +10,8 @@ from typing import Annotated, Any, Final, TypeVar
 from urllib.parse import unquote_to_bytes
 
 from anyio import CapacityLimiter, to_thread
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Path, Query, Request
+from starlette.convertors import Convertor, register_url_convertor
 from starlette.responses import Response
 
 from chunkcache.catalog_values import DocumentInfo
@@ -33,14 +34,33 @@ MAX_WAITING: Final = 64
 
 _COLLECTION: Final = b"/v1/documents/"
 
+
+class _OpaqueConvertor(Convertor[str]):
+    """The rest of a path, line ends included (the framework's own ``path`` stops at them)."""
+
+    regex = r"[\s\S]*"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("opaque", _OpaqueConvertor())
+
 router = APIRouter(prefix="/v1/documents", tags=["documents"])
 
 
-async def document_id(request: Request) -> str:
+async def document_id(
+    request: Request, id: Annotated[str, Path(description="Any text, percent-encoded.")]
+) -> str:
     """The id in the path, decoded once and strictly.
 
-    The framework's own decoding replaces bytes that are not UTF-8, and so would take different
-    ids for one.
+    Args:
+        request: The request; its path as it was sent counts.
+        id: The framework's reading, in which what is not UTF-8 has been replaced, so that
+            different ids look the same.
 
     Raises:
         InvalidValueError: It is not acceptable as an id.
@@ -58,7 +78,7 @@ async def document_id(request: Request) -> str:
 DocumentId = Annotated[str, Depends(document_id)]
 
 
-@router.put("/{path:path}", openapi_extra=body_schema(PutDocumentRequest))
+@router.put("/{id:opaque}", openapi_extra=body_schema(PutDocumentRequest))
 async def put_document(
     request: Request, identifier: DocumentId, service: CurrentService
 ) -> Response:
@@ -70,13 +90,13 @@ async def put_document(
     return await _on_thread(service.prefill_threads, partial(_put, service.cache, identifier, body))
 
 
-@router.get("/{path:path}")
+@router.get("/{id:opaque}")
 async def get_document(identifier: DocumentId, service: CurrentService) -> Response:
     """A document with its text and where it was cut."""
     return await _on_thread(service.quick_threads, partial(_get, service.cache, identifier))
 
 
-@router.delete("/{path:path}")
+@router.delete("/{id:opaque}")
 async def delete_document(identifier: DocumentId, service: CurrentService) -> Response:
     """Remove a document from every tier."""
     return await _on_thread(service.quick_threads, partial(_delete, service.cache, identifier))

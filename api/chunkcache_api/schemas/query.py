@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from chunkcache.documents import MAX_DOCUMENT_ID_CHARS
 from chunkcache.engine.sampling import SamplingParams
 from chunkcache.errors import InvalidValueError
 from chunkcache.fusion.policies.registry import PolicyOptions
@@ -14,6 +15,9 @@ MAX_TOP_K = 1_000
 
 FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
 SmallInt = Annotated[int, Field(ge=0, le=1 << 31)]
+Name = Annotated[str, Field(max_length=200)]
+"""Short enough to be quoted in an error's message."""
+GivenDocumentId = Annotated[str, Field(max_length=MAX_DOCUMENT_ID_CHARS)]
 
 
 class ReuseOptions(BaseModel):
@@ -21,13 +25,13 @@ class ReuseOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    policy: str | None = None
+    policy: Name | None = None
     """Recompute policy; the server's default if left out."""
     recompute_ratio: Annotated[FiniteFloat, Field(ge=0.0, le=1.0)] | None = None
     """Share of the chunk tokens that run again, for policies with a ratio."""
     first_tokens: SmallInt | None = None
     """Tokens at each chunk's start that run again (``lego``, ``hybrid``)."""
-    layers: str | None = None
+    layers: Name | None = None
     """Layers of the attention signal: ``all``, ``late``, ``last`` or ``a-b``."""
     aggregation: Literal["sum", "l2"] | None = None
     """How attention is summed (``query``)."""
@@ -46,11 +50,11 @@ class QueryRequest(BaseModel):
 
     query: str
     """The question."""
-    document_ids: list[str] | None = None
+    document_ids: list[GivenDocumentId] | None = None
     """The documents, in the order they should stand in the prompt; or give ``top_k``."""
     top_k: Annotated[int, Field(ge=1, le=MAX_TOP_K)] | None = None
     """How many chunks to retrieve for the question, instead of ``document_ids``."""
-    model: str | None = None
+    model: Name | None = None
     """Must be the served model's name, if given."""
     system: str | None = None
     """System prompt; the server's default if left out."""

@@ -22,11 +22,24 @@ BLOCK_ROWS = 64
 
 @dataclass(frozen=True)
 class _Block:
-    """Rows ``rows`` and the keys ``keys`` that any of them may see; ``seen`` None means all."""
+    """Rows ``rows`` and the keys ``keys`` that any of them may see; ``seen`` None means all.
+
+    ``mask`` is ``seen`` as what is added to scores: 0 or minus infinity.
+    """
 
     rows: slice
     keys: slice
     seen: Tensor | None
+    mask: Tensor | None
+
+
+@dataclass(frozen=True)
+class _RowBlocks:
+    """The blocks of some rows, for as long as the same rows are asked about."""
+
+    query_positions: Tensor
+    dtype: torch.dtype
+    blocks: tuple[_Block, ...]
 
 
 def attend_rows_cpu(
@@ -51,15 +64,11 @@ def attend_rows_cpu(
         return out[0].transpose(0, 1).contiguous()
 
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
-    for block in _blocks(keys, query_positions, window):
+    for block in _blocks(keys, query_positions, window, q.dtype):
         rows, block_k, block_v = queries[:, block.rows], k[:, block.keys], v[:, block.keys]
         if softcap is None:
-            mask = None
-            if block.seen is not None:
-                mask = torch.zeros(block.seen.shape, dtype=q.dtype)
-                mask.masked_fill_(~block.seen, float("-inf"))
             attended = F.scaled_dot_product_attention(
-                rows[None], block_k[None], block_v[None], mask, scale=scale, enable_gqa=True
+                rows[None], block_k[None], block_v[None], block.mask, scale=scale, enable_gqa=True
             )[0]
         else:
             weights = _probabilities(rows, block_k, block.seen, scale, softcap).to(q.dtype)
@@ -83,7 +92,7 @@ def column_mass_cpu(
     k = ordered.read(k_pages).transpose(0, 1)
     queries = q.transpose(0, 1)
     mass = torch.zeros(len(ordered), dtype=torch.float32)
-    for block in _blocks(ordered, query_positions, window):
+    for block in _blocks(ordered, query_positions, window, q.dtype):
         weights = _probabilities(
             queries[:, block.rows], k[:, block.keys], block.seen, scale, softcap
         )
@@ -108,7 +117,26 @@ def _is_full_prefill(keys: KeySlots, query_positions: Tensor, window: int | None
     return torch.equal(query_positions, keys.positions)
 
 
-def _blocks(keys: KeySlots, query_positions: Tensor, window: int | None) -> Iterator[_Block]:
+def _blocks(
+    keys: KeySlots, query_positions: Tensor, window: int | None, dtype: torch.dtype
+) -> tuple[_Block, ...]:
+    """The blocks of some rows; made at a request's first layer, remembered for the others."""
+    name = f"row blocks, window {window}"
+    known = keys.memo.get(name)
+    if (
+        isinstance(known, _RowBlocks)
+        and known.query_positions is query_positions
+        and known.dtype == dtype
+    ):
+        return known.blocks
+    blocks = tuple(_cut(keys, query_positions, window, dtype))
+    keys.memo[name] = _RowBlocks(query_positions, dtype, blocks)
+    return blocks
+
+
+def _cut(
+    keys: KeySlots, query_positions: Tensor, window: int | None, dtype: torch.dtype
+) -> Iterator[_Block]:
     """Cut rows into blocks, with key ranges; blocks that see no key are left out."""
     positions = keys.positions
     num_rows = query_positions.shape[0]
@@ -122,7 +150,11 @@ def _blocks(keys: KeySlots, query_positions: Tensor, window: int | None) -> Iter
         if low >= high:
             continue
         seen = visible(row_positions, positions[low:high], window)
-        yield _Block(rows, slice(low, high), None if bool(seen.all()) else seen)
+        if bool(seen.all()):
+            yield _Block(rows, slice(low, high), None, None)
+            continue
+        mask = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, float("-inf"))
+        yield _Block(rows, slice(low, high), seen, mask)
 
 
 def _probabilities(

@@ -1,0 +1,231 @@
+"""``chunkcache serve``: the REST API on a loopback address, until a signal comes."""
+
+import ipaddress
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from chunkcache_api.cli.console import ExitCode, fail, print_json, reporting_errors, results, say
+from chunkcache_api.cli.help_text import help_text
+from chunkcache_api.cli.options import (
+    ChunkTokensOption,
+    CodecOption,
+    HostTierBytesOption,
+    JsonOption,
+    ModelOption,
+    PolicyOption,
+    PreparationOption,
+    RatioOption,
+    StoreMaxBytesOption,
+    StoreOption,
+)
+from chunkcache_api.cli.retrieval import make_retriever, why_no_retriever
+from chunkcache_api.cli.session import log_to_stderr
+
+if TYPE_CHECKING:
+    from chunkcache.chunk_cache import ChunkCache
+    from chunkcache.settings import Settings
+    from chunkcache_retriever.retriever import Retriever
+
+HELP = help_text(
+    """Serve the REST API on this machine.
+
+    One process serves one model. There are no API keys yet, so it listens on loopback addresses
+    alone: whoever reaches it may read and delete every document. /readyz says when the model is
+    loaded; /openapi.json describes the routes.""",
+    "chunkcache serve",
+    "chunkcache serve --port 9000 --store team.store",
+    "chunkcache serve --host ::1 --no-retriever",
+)
+
+DRAIN_SECONDS = 30
+"""How long open responses may go on after the first signal."""
+
+
+def serve(
+    host: Annotated[str, typer.Option(help="Loopback address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="Port; 0 takes a free one.")] = 8000,
+    has_retriever: Annotated[
+        bool,
+        typer.Option(
+            "--retriever/--no-retriever", help="Load the embedder that finds documents for top_k."
+        ),
+    ] = True,
+    store: StoreOption = None,
+    model: ModelOption = None,
+    policy: PolicyOption = None,
+    ratio: RatioOption = None,
+    preparation: PreparationOption = None,
+    codec: CodecOption = None,
+    chunk_tokens: ChunkTokensOption = None,
+    host_tier_bytes: HostTierBytesOption = None,
+    store_max_bytes: StoreMaxBytesOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Listen, say where, serve."""
+    with reporting_errors(as_json=as_json):
+        if not is_loopback(host):
+            fail(
+                f"{host!r} is not a loopback address, and without API keys everybody who reaches "
+                "it could read and delete every document; listen on 127.0.0.1 or ::1",
+                "not_loopback",
+                as_json=as_json,
+            )
+        from chunkcache.settings import load_settings
+
+        settings = load_settings(
+            store=store,
+            model=model,
+            policy=policy,
+            recompute_ratio=ratio,
+            preparation=preparation,
+            codec=codec,
+            chunk_tokens=chunk_tokens,
+            host_tier_bytes=host_tier_bytes,
+            store_max_bytes=store_max_bytes,
+        )
+        with _listening(host, port, as_json=as_json) as listener:
+            url = _url(listener)
+            if not as_json:
+                _explain(url, settings.model)
+            body = {
+                "url": url,
+                "model": settings.model,
+                "store": str(settings.store),
+                "requires_api_key": False,
+            }
+            _run(
+                listener,
+                settings,
+                has_retriever=has_retriever,
+                on_ready=lambda: print_json(body) if as_json else say("ready"),
+            )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is one that this machine alone can reach."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+@contextmanager
+def _listening(host: str, port: int, *, as_json: bool) -> Iterator[socket.socket]:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, port), family=family)
+    except OSError as error:
+        reason = os.strerror(error.errno or 0)
+        fail(f"cannot listen on {host} port {port}: {reason}", "address", as_json=as_json)
+    with listener:
+        yield listener
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _explain(url: str, model: str) -> None:
+    results.print(f"chunkcache serves {model} on {url} (interrupt to stop)", markup=False)
+    say("no API keys: reachable from this machine alone, for every user and program on it")
+    say("try, once it is ready:")
+    say(f"""  curl {url}/v1/documents/note -X PUT -H 'content-type: application/json' \\
+    -d '{{"text": "The PIN is 4017."}}'""")
+    say(f"""  curl {url}/v1/query -H 'content-type: application/json' \\
+    -d '{{"query": "What is the PIN?", "document_ids": ["note"]}}'""")
+
+
+def _run(
+    listener: socket.socket,
+    settings: "Settings",
+    *,
+    has_retriever: bool,
+    on_ready: Callable[[], None],
+) -> None:
+    """Serve until a signal comes, or until loading fails.
+
+    Raises:
+        ChunkCacheError: Loading failed.
+        KeyboardInterrupt: It was interrupted before it was ready.
+        typer.Exit: It was interrupted.
+    """
+    import uvicorn
+
+    from chunkcache.runtime import Runtime
+    from chunkcache_api.app import create_app
+
+    log_to_stderr()
+    failures: list[BaseException] = []
+    is_ready = threading.Event()
+
+    def note_ready() -> None:
+        is_ready.set()
+        on_ready()
+
+    def open_runtime() -> Runtime:
+        runtime = Runtime.open(settings, say)
+        if not has_retriever:
+            note_ready()
+        return runtime
+
+    def open_retriever(cache: "ChunkCache") -> "Retriever":
+        retriever = make_retriever(cache)
+        note_ready()
+        return retriever
+
+    def give_up(error: BaseException) -> None:
+        failures.append(error)
+        server.should_exit = True
+
+    if has_retriever and (reason := why_no_retriever()):
+        say(f"top_k is refused: {reason}")
+        has_retriever = False
+    app = create_app(
+        open_runtime,
+        retriever_factory=open_retriever if has_retriever else None,
+        on_load_failure=give_up,
+    )
+    config = uvicorn.Config(
+        app, log_config=_log_config(), ws="none", timeout_graceful_shutdown=DRAIN_SECONDS
+    )
+    server = uvicorn.Server(config)
+    with _signals_end_quietly() as seen:
+        server.run(sockets=[listener])
+    if failures:
+        raise failures[0]
+    if signal.SIGINT in seen:
+        raise typer.Exit(ExitCode.INTERRUPTED) if is_ready.is_set() else KeyboardInterrupt
+
+
+@contextmanager
+def _signals_end_quietly() -> Iterator[set[int]]:
+    """Collects the signals that the server raises again once it has shut down."""
+    seen: set[int] = set()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    previous = {n: signal.signal(n, lambda number, frame: seen.add(number)) for n in numbers}
+    try:
+        yield seen
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _log_config() -> dict[str, Any]:
+    """The server's own logging, its access log on stderr too."""
+    from uvicorn.config import LOGGING_CONFIG
+
+    handlers = {
+        name: handler | {"stream": "ext://sys.stderr"}
+        for name, handler in LOGGING_CONFIG["handlers"].items()
+    }
+    return LOGGING_CONFIG | {"handlers": handlers}

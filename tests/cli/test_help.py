@@ -1,0 +1,67 @@
+"""Help texts teach by example, every example is one, and none of this loads a model's library."""
+
+import importlib.metadata
+import json
+import shlex
+import subprocess
+import sys
+
+import pytest
+import typer.main
+
+from chunkcache_api.cli.app import app
+
+COMMANDS = ("demo", "precache", "ask", "serve", "stats", "version")
+HEAVY = ("torch", "transformers", "sentence_transformers", "fastapi", "faiss", "chunkcache")
+
+
+def examples(text: str) -> list[str]:
+    lines = [line.strip() for line in text.splitlines()]
+    return [line for line in lines if line.startswith("chunkcache ")]
+
+
+def test_the_first_help_names_every_command(cli) -> None:
+    result = cli("--help")
+    assert result.exit_code == 0
+    for command in COMMANDS:
+        assert f" {command} " in result.stdout
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_teaches_by_examples_that_parse(cli, command: str) -> None:
+    result = cli(command, "--help")
+    assert result.exit_code == 0
+    assert "--json" in result.stdout
+    found = examples(result.stdout)
+    assert found
+    group = typer.main.get_command(app)
+    for example in found:
+        typed = shlex.split(example.split(" > ")[0].split(" | ")[0])
+        assert typed[1] == command
+        group.commands[command].make_context(command, typed[2:])  # type: ignore[attr-defined]
+
+
+def test_help_and_version_load_no_heavy_library() -> None:
+    script = (
+        "import sys\n"
+        "from typer.testing import CliRunner\n"
+        "from chunkcache_api.cli.app import app\n"
+        "for args in (['--help'], ['ask', '--help'], ['version', '--json']):\n"
+        "    assert CliRunner().invoke(app, args).exit_code == 0\n"
+        f"print([name for name in {HEAVY!r} if name in sys.modules])\n"
+    )
+    path = [p for p in sys.path if p]
+    result = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:0] = {path!r}\n{script}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert result.stdout == "[]\n"
+
+
+def test_version_names_the_libraries_that_results_depend_on(cli, cli_json) -> None:
+    body = cli_json("version")
+    assert body["version"] == importlib.metadata.version("chunkcache")
+    assert body["libraries"]["torch"] == importlib.metadata.version("torch")
+    assert json.dumps(body["version"]).strip('"') in cli("version").stdout

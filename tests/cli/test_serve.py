@@ -1,0 +1,63 @@
+"""``chunkcache serve``: on loopback alone, and ready when it says so."""
+
+import json
+import signal
+import socket
+from pathlib import Path
+
+import httpx
+import pytest
+
+from chunkcache_api.cli.serve import is_loopback
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.9", "::1", "localhost"])
+def test_loopback_addresses_are_known(host: str) -> None:
+    assert is_loopback(host)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "host.example", "", "127.1"])
+def test_other_addresses_are_refused(cli_json, host: str, store: Path) -> None:
+    body = cli_json("serve", "--host", host, exit_code=1)
+    assert body["error"]["code"] == "not_loopback"
+    assert "API keys" in body["error"]["message"]
+    assert not store.exists()
+
+
+def test_a_port_in_use_is_an_error(cli_json) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        body = cli_json("serve", "--port", str(other.getsockname()[1]), exit_code=1)
+    assert body["error"]["code"] == "address"
+
+
+def test_more_workers_are_not_offered(cli) -> None:
+    assert cli("serve", "--workers", "2").exit_code == 2
+
+
+def test_a_server_says_where_it_is_once_it_is_ready_and_ends_on_a_signal(start_cli) -> None:
+    process = start_cli("serve", "--port", "0", "--no-retriever", "--json")
+    assert process.stdout is not None
+    lines = []
+    while not lines or lines[-1].rstrip() != "}":
+        lines.append(process.stdout.readline())
+        assert lines[-1], process.communicate()
+    body = json.loads("".join(lines))
+    assert body["requires_api_key"] is False
+    with httpx.Client(base_url=body["url"], trust_env=False, timeout=60) as client:
+        assert client.get("/readyz").status_code == 200
+        put = client.put("/v1/documents/note", json={"text": "The PIN is 4017."})
+        assert put.status_code == 201
+        query = {"query": "What is the PIN?", "document_ids": ["note"], "max_tokens": 4}
+        assert client.post("/v1/query", json=query).json()["object"] == "chunkcache.answer"
+    process.send_signal(signal.SIGTERM)
+    stdout, stderr = process.communicate()
+    assert process.returncode == 0, stderr
+    assert stdout == ""
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_server(start_cli, tmp_path: Path) -> None:
+    process = start_cli("serve", "--port", "0", "--json", "--model", tmp_path / "none")
+    stdout, stderr = process.communicate()
+    assert process.returncode == 1, stderr
+    assert json.loads(stdout)["error"]["code"] == "model_files"
+    assert stderr.splitlines()[-1].startswith("error: ")
