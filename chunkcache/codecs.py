@@ -23,10 +23,6 @@ class Codec:
     name: str
     dtype: torch.dtype
 
-    def encode(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A contiguous copy of ``tensor`` in the codec's dtype."""
-        return tensor.detach().to(self.dtype, copy=True).contiguous()
-
     def bytes_per_token(self, num_layers: int, num_kv_heads: int, head_dim: int) -> int:
         """Payload bytes of one token: K and V of every layer."""
         return 2 * num_layers * num_kv_heads * head_dim * self.dtype.itemsize

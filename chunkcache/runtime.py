@@ -39,6 +39,7 @@ class Runtime:
         model: The loaded model.
         env: The store's environment.
         stack: Entries in all tiers.
+        pool: Pages of the requests in flight.
         engine: The model's thread.
         codec: How entries are kept.
         preparation: What chunks are prefilled behind.
@@ -68,7 +69,7 @@ class Runtime:
         )
         self.prefill = IsolatedPrefill(runner)
         self.stack = TierStack(HostTier(settings.host_tier_bytes), DiskTier(env))
-        pool = PagePool(
+        self.pool = PagePool(
             runner.spec,
             num_tokens=settings.pool_tokens,
             page_tokens=settings.page_tokens,
@@ -78,7 +79,7 @@ class Runtime:
         self.engine = Engine(
             runner,
             model.tokenizer,
-            pool,
+            self.pool,
             self._load_entry,
             tile_rows=settings.decode_tile_rows,
             max_queued=settings.max_queued_requests,

@@ -5,9 +5,13 @@ model directory looks on disk, and nothing of how the rest of the package uses o
 """
 
 import json
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
+
+from chunkcache.entry import Entry
+from chunkcache.errors import EngineFailedError
 
 TINY_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """Families that :func:`write_tiny_model` can write."""
@@ -145,3 +149,32 @@ def _merge(split: list[str], pair: tuple[str, str]) -> None:
         if (split[i], split[i + 1]) == pair:
             split[i : i + 2] = [pair[0] + pair[1]]
         i += 1
+
+
+class ScriptedPrefill:
+    """Stands in for an isolated prefill: counts its calls, may wait, may fail a few times first.
+
+    Attributes:
+        entry: What it gives.
+        num_calls: Calls so far.
+        started: Set when a call begins.
+        may_finish: Calls wait for it; set at first.
+    """
+
+    def __init__(self, entry: Entry, *, failures: int = 0, error: Exception | None = None) -> None:
+        self.entry = entry
+        self.failures = failures
+        self.error = error or EngineFailedError("prefill failed")
+        self.num_calls = 0
+        self.started = threading.Event()
+        self.may_finish = threading.Event()
+        self.may_finish.set()
+
+    def __call__(self) -> Entry:
+        """Give the entry, or fail as told."""
+        self.num_calls += 1
+        self.started.set()
+        assert self.may_finish.wait(30)
+        if self.num_calls <= self.failures:
+            raise self.error
+        return replace(self.entry, k=self.entry.k.clone(), v=self.entry.v.clone())

@@ -251,7 +251,9 @@ def open_cache(model_dir: ModelDirs, cache_dir: Path, tmp_path: Path) -> Iterato
     """Opens caches over a tiny model; what is still open at the end is closed."""
     opened: list[ChunkCache] = []
 
-    def make(store: str | Path = "store", model: Path | None = None, **settings: Any) -> ChunkCache:
+    def make(
+        store: str | Path = "store", model: str | Path | None = None, **settings: Any
+    ) -> ChunkCache:
         cache = ChunkCache.open(
             tmp_path / store,
             str(model or model_dir()),

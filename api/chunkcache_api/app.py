@@ -35,7 +35,7 @@ def create_app(
             closed when the application stops.
         retriever_factory: Builds what finds documents for ``top_k``; called once, behind
             ``runtime``. None refuses ``top_k``.
-        max_body_bytes: Largest request body.
+        max_body_bytes: Largest request body; for queries 2 MiB, if that is less.
         on_load_failure: Told why loading failed; the application goes on answering 503.
     """
     state = ServiceState(runtime, retriever_factory, on_load_failure)
@@ -62,7 +62,11 @@ def create_app(
     app.state.service = state
     add_error_handlers(app)
     app.add_middleware(UnexpectedErrors)
-    app.add_middleware(BodyLimit, max_body_bytes=max_body_bytes)
+    app.add_middleware(
+        BodyLimit,
+        max_body_bytes=max_body_bytes,
+        lower_limits={query.PATH: query.MAX_BODY_BYTES},
+    )
     app.add_middleware(RequestId)
     for routes in (query, documents, models, health):
         app.include_router(routes.router)

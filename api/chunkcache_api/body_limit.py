@@ -4,6 +4,8 @@ FastAPI's own limit answers in plain text where a handler does not read the body
 the API's error form on every path.
 """
 
+from collections.abc import Mapping
+
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from chunkcache_api.error_responses import error_response
@@ -16,11 +18,15 @@ class BodyLimit:
     Args:
         app: The application.
         max_body_bytes: The limit.
+        lower_limits: Lower limits of some paths.
     """
 
-    def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
+    def __init__(
+        self, app: ASGIApp, max_body_bytes: int, lower_limits: Mapping[str, int] | None = None
+    ) -> None:
         self._app = app
         self._max_body_bytes = max_body_bytes
+        self._lower_limits = lower_limits or {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request.
@@ -32,8 +38,10 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        if _declared_bytes(scope) > self._max_body_bytes:
-            await error_response(self._error())(scope, receive, send)
+        lower = self._lower_limits.get(scope["path"], self._max_body_bytes)
+        limit = min(lower, self._max_body_bytes)
+        if _declared_bytes(scope) > limit:
+            await error_response(_too_large(limit))(scope, receive, send)
             return
         num_bytes = 0
 
@@ -42,14 +50,15 @@ class BodyLimit:
             message = await receive()
             if message["type"] == "http.request":
                 num_bytes += len(message.get("body", b""))
-                if num_bytes > self._max_body_bytes:
-                    raise self._error()
+                if num_bytes > limit:
+                    raise _too_large(limit)
             return message
 
         await self._app(scope, counted_receive, send)
 
-    def _error(self) -> BodyTooLargeError:
-        return BodyTooLargeError(f"the body is over {self._max_body_bytes} bytes")
+
+def _too_large(limit: int) -> BodyTooLargeError:
+    return BodyTooLargeError(f"the body is over {limit} bytes")
 
 
 def _declared_bytes(scope: Scope) -> int:

@@ -60,10 +60,16 @@ def validation_error(errors: Sequence[Mapping[str, Any]]) -> InvalidValueError:
     """
     first = errors[0]
     param = _field_path(first["loc"])
-    if first["type"] == "extra_forbidden":
-        return UnsupportedParameterError(f"{param} is not a parameter of this request", param=param)
+    if first["type"] == "extra_forbidden" and param:
+        return unknown_parameter(param)
     message = str(first["msg"])
     return InvalidValueError(f"{param}: {message}" if param else message, param=param)
+
+
+def unknown_parameter(name: str) -> UnsupportedParameterError:
+    """A request holds a field that it does not have."""
+    name = name[:MAX_PARAM_CHARS]
+    return UnsupportedParameterError(f"{name} is not a parameter of this request", param=name)
 
 
 def add_error_handlers(app: FastAPI) -> None:
@@ -71,7 +77,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
     async def handle_ours(_: Request, error: Exception) -> Response:
         assert isinstance(error, ChunkCacheError)
-        if error.status >= 500:
+        if error.status >= 500 and error.code not in _RETRIED_CODES:
             _log.warning("request_refused", code=error.code, reason=error.message)
         return error_response(error)
 
@@ -144,7 +150,7 @@ def _field_path(location: Sequence[str | int]) -> str | None:
     path = ""
     for part in location:
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
-    return path[:MAX_PARAM_CHARS] or None
+    return path or None
 
 
 def _response(

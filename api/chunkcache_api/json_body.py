@@ -6,9 +6,11 @@ import msgspec
 from anyio import to_thread
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
 from starlette.responses import Response
 
-from chunkcache_api.error_responses import validation_error
+from chunkcache.errors import InvalidValueError
+from chunkcache_api.error_responses import unknown_parameter, validation_error
 from chunkcache_api.errors import UnsupportedMediaTypeError
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -38,10 +40,28 @@ async def read_body(request: Request, model: type[ModelT]) -> ModelT:
 def parse_body(body: bytes, model: type[ModelT]) -> ModelT:
     """Parse and check. Errors as in :func:`read_body`."""
     try:
-        return model.model_validate_json(body, strict=True)
+        value = from_json(body)
+    except ValueError as error:
+        raise InvalidValueError(f"the body is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise InvalidValueError("the body is not a JSON object")
+    _refuse_unknown(value, model)
+    try:
+        return model.model_validate(value, strict=True)
     except ValidationError as error:
         details = error.errors(include_url=False, include_context=False, include_input=False)
         raise validation_error(details) from error
+
+
+def _refuse_unknown(value: dict[str, Any], model: type[BaseModel], parent: str = "") -> None:
+    """Before validation, which would build an error for each of a megabyte of unknown fields."""
+    fields = model.model_fields
+    for name, item in value.items():
+        if name not in fields:
+            raise unknown_parameter(parent + name)
+        kind = fields[name].annotation
+        if isinstance(item, dict) and isinstance(kind, type) and issubclass(kind, BaseModel):
+            _refuse_unknown(item, kind, f"{parent}{name}.")
 
 
 def json_response(value: Any, status: int = 200) -> Response:

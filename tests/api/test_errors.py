@@ -152,9 +152,12 @@ async def test_no_more_is_received_than_the_limit() -> None:
         while True:
             await receive()
 
-    with pytest.raises(BodyTooLargeError):
-        await BodyLimit(app, 95)({"type": "http", "headers": []}, receive, send)
-    assert num_received == 10
+    limit = BodyLimit(app, 95, {"/low": 25, "/high": 200})
+    for path, expected in (("/", 10), ("/low", 3), ("/high", 10)):
+        num_received = 0
+        with pytest.raises(BodyTooLargeError):
+            await limit({"type": "http", "headers": [], "path": path}, receive, send)
+        assert num_received == expected
 
 
 def test_the_schema_is_served_and_names_the_fields(client: httpx.Client) -> None:

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import faiss
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,10 +24,10 @@ def name(i: int) -> ChunkId:
     return ChunkId(i.to_bytes(32, "big"))
 
 
-def row(i: int, dim: int = DIM) -> np.ndarray:
+def row(i: int, dim: int = DIM) -> npt.NDArray[np.float32]:
     """A direction of its own for each number."""
     vector = np.random.default_rng(i).standard_normal((1, dim)).astype(np.float32)
-    return vector / np.linalg.norm(vector)
+    return (vector / np.linalg.norm(vector)).astype(np.float32)
 
 
 def filled(*numbers: int) -> ChunkIndex:
@@ -159,8 +160,8 @@ def test_another_width_is_refused_with_both_numbers(shape):
 
 def test_a_chunk_of_many_windows_takes_one_place():
     index = filled(0, 1, 2)
-    noise = [0.1 * row(1_000 + w) for w in range(40)]
-    index.add({name(9): np.concatenate([row(50) + n for n in noise])})
+    noise = np.concatenate([row(1_000 + w) for w in range(40)])
+    index.add({name(9): (row(50) + noise / 10).astype(np.float32)})
     hits = [s.chunk_id for s in index.search(row(50), 3)]
     assert hits[0] == name(9)
     assert len(set(hits)) == 3

@@ -61,7 +61,8 @@ def test_no_documents_no_hits(retriever, embedder):
 def test_the_same_document_again_adds_nothing(shelf, retriever, embedder, texts_of):
     for _ in range(3):
         shelf.put("d", "old words", "more old words")
-        report = retriever.sync()
+        retriever.sync()
+    report = retriever.sync()
     assert (report.num_chunks, report.num_vectors, embedder.num_embedded) == (2, 2, 2)
     shelf.put("d", "new text")
     report = retriever.sync()

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from chunkcache.entry import Entry
 from chunkcache.errors import EngineFailedError, RequestCancelledError
 from chunkcache.store.disk import DiskTier
 from chunkcache.store.environment import StoreEnvironment
@@ -17,29 +16,9 @@ from chunkcache.store.lease import Lease
 from chunkcache.store.stack import TierStack
 from chunkcache.store.tier import MissReason, NotStored
 from chunkcache.store.transaction import Database
+from chunkcache.testing import ScriptedPrefill
 
 HOST_BYTES = 1 << 20
-
-
-class Prefill:
-    """Counts its calls; may wait for a signal, and may fail a few times first."""
-
-    def __init__(self, entry: Entry, *, failures: int = 0, error: Exception | None = None) -> None:
-        self.entry = entry
-        self.failures = failures
-        self.error = error or EngineFailedError("prefill failed")
-        self.num_calls = 0
-        self.started = threading.Event()
-        self.may_finish = threading.Event()
-        self.may_finish.set()
-
-    def __call__(self) -> Entry:
-        self.num_calls += 1
-        self.started.set()
-        assert self.may_finish.wait(30)
-        if self.num_calls <= self.failures:
-            raise self.error
-        return replace(self.entry, k=self.entry.k.clone(), v=self.entry.v.clone())
 
 
 @pytest.fixture
@@ -78,7 +57,7 @@ def in_threads(count: int, work: Callable[[], object]) -> list[object]:
 
 
 def test_cold_host_and_disk_give_the_same_bits(env, stack, host, make_entry):
-    entry, prefill = make_entry(), Prefill(make_entry())
+    entry, prefill = make_entry(), ScriptedPrefill(make_entry())
     assert stack.load(entry.identity) is MissReason.ABSENT
     with stack.load_or_prefill(entry.identity, prefill) as cold:
         assert (cold.source, cold.miss, cold.warning) == ("computed", MissReason.ABSENT, None)
@@ -101,13 +80,13 @@ def test_cold_host_and_disk_give_the_same_bits(env, stack, host, make_entry):
 
 
 def test_a_stack_without_a_disk_keeps_entries_in_ram_alone(host, make_entry):
-    stack, prefill = TierStack(host, None), Prefill(make_entry())
+    stack, prefill = TierStack(host, None), ScriptedPrefill(make_entry())
     for _ in range(2):
         stack.load_or_prefill(prefill.entry.identity, prefill).release()
     assert prefill.num_calls == 1
     bad = make_entry(2)
     bad.k[0, 0, 0, 0] = torch.nan
-    prefill = Prefill(bad)
+    prefill = ScriptedPrefill(bad)
     for _ in range(2):
         with stack.load_or_prefill(bad.identity, prefill) as lease:
             assert lease.warning is NotStored.NON_FINITE
@@ -116,7 +95,7 @@ def test_a_stack_without_a_disk_keeps_entries_in_ram_alone(host, make_entry):
 
 
 def test_sixteen_want_one_entry_and_one_computes(stack, make_entry):
-    prefill = Prefill(make_entry())
+    prefill = ScriptedPrefill(make_entry())
     prefill.may_finish.clear()
     releaser = threading.Thread(
         target=lambda: prefill.started.wait(30) and prefill.may_finish.set()
@@ -135,7 +114,7 @@ def test_sixteen_want_one_entry_and_one_computes(stack, make_entry):
 
 
 def test_waiters_are_served_even_if_the_host_has_no_room(env, make_entry):
-    stack, prefill = TierStack(HostTier(0), DiskTier(env)), Prefill(make_entry())
+    stack, prefill = TierStack(HostTier(0), DiskTier(env)), ScriptedPrefill(make_entry())
     prefill.may_finish.clear()
     waiting = threading.Semaphore(0)
 
@@ -161,7 +140,7 @@ def test_waiters_are_served_even_if_the_host_has_no_room(env, make_entry):
 
 
 def test_a_failed_computation_leaves_nothing_and_the_next_call_tries_again(stack, make_entry):
-    prefill = Prefill(make_entry(), failures=1)
+    prefill = ScriptedPrefill(make_entry(), failures=1)
     prefill.may_finish.clear()
     num_waiting = threading.Semaphore(0)
 
@@ -203,7 +182,7 @@ def start_follower(stack, prefill, work):
 
 
 def test_one_requests_cancellation_is_not_anothers(stack, make_entry):
-    prefill = Prefill(make_entry(), failures=1, error=RequestCancelledError("cancelled"))
+    prefill = ScriptedPrefill(make_entry(), failures=1, error=RequestCancelledError("cancelled"))
     leader, follower = start_follower(
         stack, prefill, lambda: stack.load_or_prefill(prefill.entry.identity, prefill)
     )
@@ -215,7 +194,7 @@ def test_one_requests_cancellation_is_not_anothers(stack, make_entry):
 
 
 def test_a_plain_load_does_not_inherit_a_failure(stack, make_entry):
-    prefill = Prefill(make_entry(), failures=1)
+    prefill = ScriptedPrefill(make_entry(), failures=1)
     leader, follower = start_follower(stack, prefill, lambda: stack.load(prefill.entry.identity))
     assert isinstance(leader.exception(), EngineFailedError)
     assert follower.result() is MissReason.ABSENT
@@ -224,7 +203,7 @@ def test_a_plain_load_does_not_inherit_a_failure(stack, make_entry):
 def test_values_that_are_not_finite_are_served_once_and_kept_nowhere(stack, make_entry):
     entry = make_entry()
     entry.v[0, 0, 0, 0] = torch.inf
-    prefill = Prefill(entry)
+    prefill = ScriptedPrefill(entry)
     for _ in range(2):
         with stack.load_or_prefill(entry.identity, prefill) as lease:
             assert lease.warning is NotStored.NON_FINITE
@@ -238,9 +217,9 @@ def test_a_full_store_still_serves(tmp_path, make_entry):
     with StoreEnvironment.open(tmp_path / "s", max_bytes=64 << 20) as env:
         stack = TierStack(HostTier(1 << 30), DiskTier(env))
         small = make_entry(1)
-        stack.load_or_prefill(small.identity, Prefill(small)).release()
+        stack.load_or_prefill(small.identity, ScriptedPrefill(small)).release()
         large = make_entry(2, num_layers=70_000)
-        with stack.load_or_prefill(large.identity, Prefill(large)) as lease:
+        with stack.load_or_prefill(large.identity, ScriptedPrefill(large)) as lease:
             assert lease.warning is NotStored.STORE_FULL
         with found(stack, large.identity) as lease:
             assert lease.source == "host"
@@ -256,13 +235,13 @@ def test_a_read_only_store_still_serves(tmp_path, make_entry):
     StoreEnvironment.open(tmp_path / "s", max_bytes=1 << 28).close()
     with StoreEnvironment.open(tmp_path / "s", max_bytes=1 << 28, read_only=True) as env:
         stack = TierStack(HostTier(HOST_BYTES), DiskTier(env))
-        with stack.load_or_prefill(entry.identity, Prefill(entry)) as lease:
+        with stack.load_or_prefill(entry.identity, ScriptedPrefill(entry)) as lease:
             assert lease.warning is NotStored.STORE_ERROR
 
 
 def test_a_damaged_entry_is_computed_again_and_replaced(env, stack, host, make_entry):
     entry = make_entry()
-    prefill = Prefill(entry)
+    prefill = ScriptedPrefill(entry)
     stack.load_or_prefill(entry.identity, prefill).release()
     host.clear()
     env.update(lambda txn: txn.put(Database.ENTRIES, entry.key, b"rubbish"))
@@ -279,128 +258,17 @@ def test_a_damaged_entry_is_computed_again_and_replaced(env, stack, host, make_e
 def test_an_entry_under_anothers_key_in_ram_is_computed_again(stack, host, make_entry):
     entry, other = make_entry(1), make_entry(2)
     host.put(replace(other, key=entry.key)).release()
-    with stack.load_or_prefill(entry.identity, Prefill(entry)) as lease:
+    with stack.load_or_prefill(entry.identity, ScriptedPrefill(entry)) as lease:
         assert lease.miss is MissReason.TOKEN_IDS_MISMATCH
         assert torch.equal(lease.entry.k, entry.k)
     assert stack.stats().misses == {MissReason.TOKEN_IDS_MISMATCH: 1}
 
 
-def test_a_drop_reaches_every_tier_at_once(env, stack, make_entry):
-    entries = [make_entry(i) for i in range(3)]
-    for entry in entries:
-        stack.load_or_prefill(entry.identity, Prefill(entry)).release()
-    held = stack.load(entries[0].identity)
-    assert stack.drop([entries[0].key, entries[1].key, b"absent"]) == 2
-    for entry in entries[:2]:
-        assert stack.load(entry.identity) is MissReason.ABSENT
-    assert torch.equal(held.entry.k, entries[0].k)
-    held.release()
-    with stack.load(entries[2].identity):
-        pass
-    with env.read() as txn:
-        assert [key for key, _ in txn.scan(Database.ENTRIES)] == [entries[2].key]
-
-
 def test_a_drop_during_the_computation_keeps_it_from_being_kept(stack, make_entry):
-    prefill = Prefill(make_entry())
+    prefill = ScriptedPrefill(make_entry())
     leader, follower = start_follower(stack, prefill, lambda: stack.drop([prefill.entry.key]))
     # Whether the drop came before or after the entry was kept, it is nowhere now.
     follower.result()
     leader.result().release()
     assert stack.load(prefill.entry.identity) is MissReason.ABSENT
     assert stack.stats().entries == {"host": 0, "disk": 0}
-
-
-def test_a_drop_before_the_computation_ends_is_on_the_lease(stack, make_entry):
-    entry = make_entry()
-
-    def prefill() -> Entry:
-        stack.drop([entry.key])
-        return entry
-
-    with stack.load_or_prefill(entry.identity, prefill) as lease:
-        assert lease.warning is NotStored.DROPPED
-    assert stack.stats().entries == {"host": 0, "disk": 0}
-
-
-def test_a_guard_decides_in_the_same_transaction(stack, make_entry):
-    entry = make_entry()
-
-    def refuse(txn) -> bool:
-        txn.put(Database.CHUNKS, b"written by the guard", b"")
-        return False
-
-    with stack.load_or_prefill(entry.identity, Prefill(entry), guard=refuse) as lease:
-        assert lease.warning is NotStored.UNOWNED
-    assert stack.stats().entries == {"host": 0, "disk": 0}
-
-    def allow(txn) -> bool:
-        txn.put(Database.CHUNKS, b"written by the guard", b"")
-        return True
-
-    with stack.load_or_prefill(entry.identity, Prefill(entry), guard=allow) as lease:
-        assert lease.warning is None
-    assert stack.stats().entries == {"host": 1, "disk": 1}
-
-
-def test_a_guards_changes_are_undone_when_it_refuses(env, stack, make_entry):
-    entry = make_entry()
-
-    def refuse(txn) -> bool:
-        txn.put(Database.CHUNKS, b"written by the guard", b"")
-        return False
-
-    stack.load_or_prefill(entry.identity, Prefill(entry), guard=refuse).release()
-    with env.read() as txn:
-        assert txn.num_entries(Database.CHUNKS) == 0
-
-
-def test_books_balance_after_a_skewed_load(env, make_entry):
-    entries = [make_entry(i) for i in range(40)]
-    host = HostTier(10 * entries[0].num_bytes)
-    stack = TierStack(host, DiskTier(env))
-    ranks = torch.arange(1, 41).double()
-    generator = torch.Generator().manual_seed(0)
-    picks = torch.multinomial(1 / ranks, 400, replacement=True, generator=generator).tolist()
-    host_hits = []
-    for step, pick in enumerate(picks):
-        with stack.load_or_prefill(entries[pick].identity, Prefill(entries[pick])) as lease:
-            assert torch.equal(lease.entry.k, entries[pick].k)
-            host_hits.append(lease.source == "host")
-        if step % 50 == 0:
-            stack.check_integrity()
-    stats = stack.stats()
-    assert stats.leases_open == 0
-    assert stats.prefills == len(set(picks)) == stats.entries["disk"]
-    assert stats.bytes["host"] <= host.stats().capacity_bytes
-    assert sum(host_hits[-100:]) >= sum(host_hits[:100])
-
-
-def test_lookups_that_are_never_used_pin_nothing(stack, host, make_entry):
-    entry = make_entry()
-    stack.load_or_prefill(entry.identity, Prefill(entry)).release()
-    for _ in range(200):
-        stack.load(entry.identity).release()
-    assert host.stats().num_leases == 0
-
-
-def test_many_threads_over_few_entries_in_little_ram(env, make_entry):
-    entries = [make_entry(i) for i in range(12)]
-    stack = TierStack(HostTier(4 * entries[0].num_bytes), DiskTier(env))
-
-    def work(thread: int) -> int:
-        generator = torch.Generator().manual_seed(thread)
-        num_bad = 0
-        for pick in torch.randint(12, (60,), generator=generator).tolist():
-            if pick == 0 and thread == 0:
-                stack.drop([entries[5].key])
-            with stack.load_or_prefill(entries[pick].identity, Prefill(entries[pick])) as lease:
-                num_bad += not torch.equal(lease.entry.k, entries[pick].k)
-        return num_bad
-
-    with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(work, range(8))) == [0] * 8
-    stats = stack.stats()
-    assert stats.leases_open == 0
-    assert stats.lookups == 8 * 60 == sum(stats.hits.values()) + sum(stats.misses.values())
-    stack.check_integrity()

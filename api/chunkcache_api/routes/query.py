@@ -1,6 +1,6 @@
 """``POST /v1/query``: ask a question over documents."""
 
-from typing import Any
+from typing import Any, Final
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -13,10 +13,14 @@ from chunkcache_api.schemas.query import QueryRequest
 from chunkcache_api.sse import QueryStreamResponse
 from chunkcache_api.workers import Produce, WorkerPool
 
+PATH: Final = "/v1/query"
+MAX_BODY_BYTES: Final = 2 << 20
+"""A query holds no documents; parsing more than this would hold up every other request."""
+
 router = APIRouter(tags=["query"])
 
 
-@router.post("/v1/query", openapi_extra=body_schema(QueryRequest))
+@router.post(PATH, openapi_extra=body_schema(QueryRequest))
 async def query(request: Request, service: CurrentService) -> Response:
     """Answer a question from documents, at once or as server-sent events."""
     body = await read_body(request, QueryRequest)

@@ -12,11 +12,14 @@ from chunkcache.planning import AskOptions
 
 DEFAULT_MAX_TOKENS = AskOptions().max_tokens
 MAX_TOP_K = 1_000
+MAX_PROMPT_TEXT_CHARS = 1 << 18
+"""Longer than any context; tokenising much more would hold up every other request."""
 
 FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
 SmallInt = Annotated[int, Field(ge=0, le=1 << 31)]
 Name = Annotated[str, Field(max_length=200)]
 """Short enough to be quoted in an error's message."""
+PromptText = Annotated[str, Field(max_length=MAX_PROMPT_TEXT_CHARS)]
 GivenDocumentId = Annotated[str, Field(max_length=MAX_DOCUMENT_ID_CHARS)]
 
 
@@ -48,15 +51,15 @@ class QueryRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
-    query: str
+    query: PromptText
     """The question."""
-    document_ids: list[GivenDocumentId] | None = None
+    document_ids: Annotated[list[GivenDocumentId], Field(fail_fast=True)] | None = None
     """The documents, in the order they should stand in the prompt; or give ``top_k``."""
     top_k: Annotated[int, Field(ge=1, le=MAX_TOP_K)] | None = None
     """How many chunks to retrieve for the question, instead of ``document_ids``."""
     model: Name | None = None
     """Must be the served model's name, if given."""
-    system: str | None = None
+    system: PromptText | None = None
     """System prompt; the server's default if left out."""
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     """Largest number of answer tokens; 64 if left out (or the server's limit, if less)."""
