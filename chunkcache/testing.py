@@ -7,6 +7,7 @@ model directory looks on disk, and nothing of how the rest of the package uses o
 import json
 import threading
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
