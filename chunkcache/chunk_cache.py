@@ -10,9 +10,9 @@ from typing import Any
 from chunkcache.catalog import Catalog
 from chunkcache.catalog_values import DocumentInfo
 from chunkcache.comparison import compare
-from chunkcache.documents import Chunk, Document, Metadata, canonical_text
+from chunkcache.documents import Document, Metadata, canonical_text
 from chunkcache.engine.request import GenerationJob
-from chunkcache.errors import DocumentNotFoundError
+from chunkcache.errors import DocumentNotFoundError, StoreError, StoreFullError
 from chunkcache.fusion.plan import FusionPlan, plan_fusion
 from chunkcache.fusion.policies.registry import PolicyOptions, make_policy
 from chunkcache.planning import AskOptions, DocumentRef, PromptPlanner
@@ -21,6 +21,7 @@ from chunkcache.results import Answer, IngestResult, PrecacheSummary
 from chunkcache.runtime import Progress, Runtime
 from chunkcache.settings import load_settings
 from chunkcache.splitting import TextFormat
+from chunkcache.store.tier import NotStored
 from chunkcache.streaming import StreamingAnswer
 from chunkcache.text_files import find_text_files
 
@@ -105,7 +106,8 @@ class ChunkCache:
         Raises:
             InvalidValueError: Id, text or metadata are not acceptable.
             EmptyDocumentError: Nothing to cache in the text.
-            StoreFullError: No room; nothing of this document was kept.
+            StoreFullError: No room. Text that was stored before the store was full is kept; the
+                chunks that have no entry are computed when they are asked for.
         """
         return self.ingest(document_id, text, metadata or {}, text_format=text_format)
 
@@ -116,17 +118,15 @@ class ChunkCache:
         metadata: Metadata,
         *,
         text_format: TextFormat = "text",
-        map_chunks: Callable[..., Iterable[bool]] = map,
         on_prefill: Callable[[int], None] = lambda num_tokens: None,
     ) -> IngestResult:
-        """As :meth:`put`, with a say in how chunks are prefilled.
+        """As :meth:`put`, and says how far it is.
 
         Args:
             document_id: The caller's id.
             text: The document.
             metadata: A JSON object.
             text_format: How to cut it.
-            map_chunks: Like the built-in ``map``; a pool's ``map`` overlaps writing with work.
             on_prefill: Told a chunk's tokens after it has been computed.
         """
         text = canonical_text(text)
@@ -144,16 +144,16 @@ class ChunkCache:
         distinct = list({c.chunk_id: c for c in document.chunks}.values())
         system_ids = self._planner.system_ids(None)
 
-        def ensure(chunk: Chunk) -> bool:
+        num_prefilled = num_prefilled_tokens = num_refused = 0
+        for chunk in distinct:
             identity = self._planner.identity(chunk.token_ids, system_ids)
             if runtime.stack.contains(identity.key()):
-                return False
+                continue
             with runtime.ensure_entry(identity) as lease:
-                return lease.source == "computed"
-
-        num_prefilled = num_prefilled_tokens = 0
-        for chunk, was_prefilled in zip(distinct, map_chunks(ensure, distinct), strict=True):
-            if was_prefilled:
+                source, warning = lease.source, lease.warning
+            _check_stored(document_id, warning)
+            num_refused += warning == NotStored.NON_FINITE
+            if source == "computed":
                 num_prefilled += 1
                 num_prefilled_tokens += len(chunk.token_ids)
                 on_prefill(len(chunk.token_ids))
@@ -167,6 +167,7 @@ class ChunkCache:
             prefilled_chunks=num_prefilled,
             prefilled_tokens=num_prefilled_tokens,
             reused_chunks=len(distinct) - num_prefilled,
+            refused_chunks=num_refused,
         )
 
     def get(self, document_id: str) -> Document:
@@ -298,6 +299,14 @@ class ChunkCache:
         job = GenerationJob(plan, options.sampling, options.max_tokens)
         stream = self.runtime.engine.submit(job)
         return StreamingAnswer(stream, plan, self.runtime.model.runner.name)
+
+
+def _check_stored(document_id: str, warning: NotStored | None) -> None:
+    """Raise what kept an entry from being stored, where trying another chunk would not help."""
+    if warning == NotStored.STORE_FULL:
+        raise StoreFullError(f"the store is full: not every chunk of {document_id!r} is cached")
+    if warning == NotStored.STORE_ERROR:
+        raise StoreError(f"the store failed: not every chunk of {document_id!r} is cached")
 
 
 def _expand(items: Iterable[Item | str | Path]) -> Iterator[Item]:

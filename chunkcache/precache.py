@@ -4,9 +4,11 @@ There is nothing to check-point: a document that is stored and whose entries are
 look-up. Kill the job at any moment and run it again.
 """
 
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -46,7 +48,7 @@ class PrecacheProgress:
         documents: Documents done.
         prefilled_chunks: Chunks run through the model so far.
         prefilled_tokens: Their tokens.
-        tokens_per_second: Prefilled tokens over the time spent prefilling.
+        tokens_per_second: Prefilled tokens over the time since the run began.
         failures: Items that failed so far.
     """
 
@@ -59,8 +61,8 @@ class PrecacheProgress:
 
 
 OnProgress = Callable[[PrecacheProgress], None]
-NUM_WRITERS = 2
-"""Chunks in flight: while one is written to disk the next is run through the model."""
+NUM_DOCUMENTS_IN_FLIGHT = 2
+"""While one document's entries are written to disk, another's are run through the model."""
 
 
 class PrecacheRun:
@@ -68,7 +70,8 @@ class PrecacheRun:
 
     Args:
         cache: Where documents go.
-        on_progress: Told how far it is.
+        on_progress: Told how far it is, from the thread that calls :meth:`run` or a worker's,
+            never from two at once.
         should_stop: Asked before each item; True ends the run after what is finished.
     """
 
@@ -81,11 +84,12 @@ class PrecacheRun:
         self._cache = cache
         self._on_progress = on_progress
         self._should_stop = should_stop
+        self._lock = threading.Lock()
         self._statuses = {"created": 0, "updated": 0, "unchanged": 0}
         self._failures: list[ItemFailure] = []
         self._num_chunks = self._num_tokens = 0
         self._prefilled_chunks = self._prefilled_tokens = 0
-        self._prefill_seconds = 0.0
+        self._started = time.perf_counter()
 
     def run(self, items: Iterable[Item]) -> PrecacheSummary:
         """Cache every item; an item that fails is reported and the others go on.
@@ -93,14 +97,19 @@ class PrecacheRun:
         Raises:
             StoreError: The store failed (for example, it is full): going on would not help.
         """
-        started = time.perf_counter()
+        self._started = time.perf_counter()
         interrupted = False
-        with ThreadPoolExecutor(NUM_WRITERS, thread_name_prefix="precache") as pool:
+        in_flight: deque[Future[None]] = deque()
+        with ThreadPoolExecutor(NUM_DOCUMENTS_IN_FLIGHT, thread_name_prefix="precache") as pool:
             for item in items:
                 if self._should_stop():
                     interrupted = True
                     break
-                self._take(item, pool)
+                in_flight.append(pool.submit(self._take, item))
+                if len(in_flight) == NUM_DOCUMENTS_IN_FLIGHT:
+                    in_flight.popleft().result()
+            while in_flight:
+                in_flight.popleft().result()
         return PrecacheSummary(
             documents=sum(self._statuses.values()),
             created=self._statuses["created"],
@@ -110,67 +119,67 @@ class PrecacheRun:
             tokens=self._num_tokens,
             prefilled_chunks=self._prefilled_chunks,
             prefilled_tokens=self._prefilled_tokens,
-            seconds=time.perf_counter() - started,
+            seconds=time.perf_counter() - self._started,
             tokens_per_second=self._rate(),
             failures=tuple(self._failures),
             interrupted=interrupted,
         )
 
-    def _take(self, item: Item, pool: ThreadPoolExecutor) -> None:
+    def _take(self, item: Item) -> None:
+        """One item, on a worker's thread."""
+        if isinstance(item, ItemFailure):
+            self._fail(item)
+            return
         text: str | ItemFailure
         metadata: Metadata = {}
-        if isinstance(item, ItemFailure):
-            self._failures.append(item)
-            self._report(item.item)
-            return
         if isinstance(item, TextFile):
             text = item.read()
             if isinstance(text, ItemFailure):
-                self._failures.append(text)
-                self._report(text.item)
+                self._fail(text)
                 return
         else:
             text, metadata = item.text, item.metadata
-        began = time.perf_counter()
-
-        def on_chunk(num_tokens: int) -> None:
-            self._prefilled_chunks += 1
-            self._prefilled_tokens += num_tokens
-            self._report(item.document_id, time.perf_counter() - began)
-
         try:
             result = self._cache.ingest(
                 item.document_id,
                 text,
                 metadata,
                 text_format=item.text_format,
-                map_chunks=pool.map,
-                on_prefill=on_chunk,
+                on_prefill=lambda num_tokens: self._count_prefill(item.document_id, num_tokens),
             )
         except (StoreError, DrainingError):
             raise
         except ChunkCacheError as error:
-            self._failures.append(ItemFailure(item.document_id, error.code, error.message))
-        else:
+            self._fail(ItemFailure(item.document_id, error.code, error.message))
+            return
+        with self._lock:
             self._statuses[result.status] += 1
             self._num_chunks += result.num_chunks
             self._num_tokens += result.num_tokens
-            if result.prefilled_chunks:
-                self._prefill_seconds += time.perf_counter() - began
-        self._report(item.document_id)
+            self._report(item.document_id)
 
-    def _rate(self, running_seconds: float = 0.0) -> float:
-        seconds = self._prefill_seconds + running_seconds
-        return self._prefilled_tokens / seconds if seconds and self._prefilled_tokens else 0.0
+    def _count_prefill(self, item: str, num_tokens: int) -> None:
+        with self._lock:
+            self._prefilled_chunks += 1
+            self._prefilled_tokens += num_tokens
+            self._report(item)
 
-    def _report(self, item: str, running_seconds: float = 0.0) -> None:
+    def _fail(self, failure: ItemFailure) -> None:
+        with self._lock:
+            self._failures.append(failure)
+            self._report(failure.item)
+
+    def _rate(self) -> float:
+        return self._prefilled_tokens / max(time.perf_counter() - self._started, 1e-9)
+
+    def _report(self, item: str) -> None:
         self._on_progress(
             PrecacheProgress(
                 item=item,
                 documents=sum(self._statuses.values()),
                 prefilled_chunks=self._prefilled_chunks,
                 prefilled_tokens=self._prefilled_tokens,
-                tokens_per_second=self._rate(running_seconds),
+                tokens_per_second=self._rate(),
                 failures=len(self._failures),
             )
         )

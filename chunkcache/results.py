@@ -211,6 +211,8 @@ class IngestResult:
         prefilled_chunks: Chunks that were run through the model for this call.
         prefilled_tokens: Their tokens.
         reused_chunks: Chunks whose entries were there already.
+        refused_chunks: Chunks whose keys or values were not finite; they have no entry and run
+            in place when they are asked for.
     """
 
     status: Literal["created", "updated", "unchanged"]
@@ -222,6 +224,7 @@ class IngestResult:
     prefilled_chunks: int
     prefilled_tokens: int
     reused_chunks: int
+    refused_chunks: int = 0
 
 
 @dataclass(frozen=True)
@@ -247,7 +250,7 @@ class PrecacheSummary:
         prefilled_chunks: Chunks run through the model.
         prefilled_tokens: Their tokens.
         seconds: Wall time.
-        tokens_per_second: ``prefilled_tokens`` over the time spent in prefill, 0 if none.
+        tokens_per_second: ``prefilled_tokens`` over ``seconds``.
         failures: Items that could not be cached.
         interrupted: Whether the run was stopped before its end.
     """

@@ -21,9 +21,7 @@ def _entry(k: torch.Tensor, v: torch.Tensor) -> Entry:
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("where", ["k", "v"])
 @pytest.mark.parametrize("index", [0, 23, 47])
-def test_one_bad_element_is_found(
-    dtype: torch.dtype, value: float, where: str, index: int
-) -> None:
+def test_one_bad_element_is_found(dtype: torch.dtype, value: float, where: str, index: int) -> None:
     tensors = {n: torch.randn(2, 3, 2, 4).to(dtype) for n in ("k", "v")}
     assert _entry(**tensors).is_finite()
     tensors[where].view(-1)[index] = value
