@@ -123,7 +123,7 @@ class Catalog:
         document = self.get(document_id)
         if document is None:
             raise DocumentNotFoundError(
-                f"there is no document {document_id!r}", param="document_ids"
+                f"there is no document {document_id!r}", param="document_id"
             )
         return document
 

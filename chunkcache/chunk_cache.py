@@ -9,12 +9,13 @@ from typing import Any
 
 from chunkcache.catalog import Catalog
 from chunkcache.catalog_values import DocumentInfo
-from chunkcache.comparison import compare
+from chunkcache.comparison import compare_answers
 from chunkcache.documents import Document, Metadata, canonical_text
 from chunkcache.engine.request import GenerationJob
+from chunkcache.engine.stream import Finished
 from chunkcache.errors import DocumentNotFoundError, StoreError, StoreFullError
-from chunkcache.fusion.plan import FusionPlan, plan_fusion
-from chunkcache.fusion.policies.registry import PolicyOptions, make_policy
+from chunkcache.fusion.plan import FusionPlan
+from chunkcache.fusion.policies.full import Full
 from chunkcache.planning import AskOptions, DocumentRef, PromptPlanner
 from chunkcache.precache import Item, OnProgress, PrecacheRun
 from chunkcache.results import Answer, IngestResult, PrecacheSummary
@@ -273,21 +274,21 @@ class ChunkCache:
             options = replace(options, max_tokens=max_tokens)
         growing = self.stream(question, documents, options)
         answer = growing.answer()
-        return self.compare(answer, growing, options) if compare else answer
+        if not compare:
+            return answer
+        fused = growing.finished()
+        full = self.stream_full(fused, options).finished()
+        return replace(answer, comparison=compare_answers(fused, full))
 
-    def compare(self, answer: Answer, growing: StreamingAnswer, options: AskOptions) -> Answer:
-        """Run the full prefill of a finished answer's prompt and put it beside the answer."""
-        plan = plan_fusion(
-            growing.plan.parts,
-            growing.plan.identities,
-            make_policy("full", PolicyOptions(), 0.0),
-            preparation=growing.plan.preparation,
-            codec_is_lossless=growing.plan.codec_is_lossless,
-            on_miss=options.on_miss,
-            limits=self.runtime.limits,
-        )
-        full = self._start(plan, options).finished()
-        return replace(answer, comparison=compare(growing.finished(), full))
+    def stream_full(self, finished: Finished, options: AskOptions) -> StreamingAnswer:
+        """The full prefill's answer to the very prompt of a finished one.
+
+        Args:
+            finished: The answer to put it beside.
+            options: How; its policy does not matter.
+        """
+        plan = self._planner.plan_parts(finished.parts, Full(), options)
+        return self._start(plan, options)
 
     def plan(
         self, question: str, documents: Sequence[str | DocumentRef], options: AskOptions

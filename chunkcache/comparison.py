@@ -5,7 +5,7 @@ from chunkcache.fusion.fidelity import kl_divergence, leading_agreement
 from chunkcache.results import Comparison
 
 
-def compare(fused: Finished, full: Finished) -> Comparison:
+def compare_answers(fused: Finished, full: Finished) -> Comparison:
     """Compare two finished answers to one prompt.
 
     Args:

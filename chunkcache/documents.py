@@ -4,11 +4,11 @@ Text rules live here, in one place, and are applied before anything is hashed, c
 that offsets always slice the text that is returned.
 """
 
+import json
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import msgspec
 from blake3 import blake3
 
 from chunkcache.errors import EmptyDocumentError, InvalidValueError
@@ -156,7 +156,7 @@ def check_metadata(metadata: Metadata) -> None:
     if not isinstance(metadata, Mapping):
         raise InvalidValueError("metadata is not an object", param="metadata")
     try:
-        size_bytes = len(msgspec.json.encode(dict(metadata)))
+        size_bytes = len(json.dumps(dict(metadata), allow_nan=False).encode())
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidValueError(f"metadata is not JSON: {error}", param="metadata") from error
     if size_bytes > MAX_METADATA_BYTES:

@@ -11,6 +11,7 @@ from chunkcache.errors import DocumentNotFoundError, InvalidValueError
 from chunkcache.fusion.layout import ChunkRef, prompt_prefix_ids
 from chunkcache.fusion.plan import FusionPlan, OnMiss, PromptParts, plan_fusion
 from chunkcache.fusion.policies.registry import PolicyOptions, make_policy
+from chunkcache.fusion.policy import Policy
 from chunkcache.identity import EntryIdentity
 from chunkcache.results import ReuseWarning
 from chunkcache.runtime import Runtime
@@ -90,17 +91,27 @@ class PromptPlanner:
             groups,
             runtime.model.tokenizer.encode_content(_checked_question(question)),
         )
-        plan = plan_fusion(
+        plan = self.plan_parts(parts, policy, options)
+        runtime.engine.check_fits(plan.layout.num_tokens)
+        return replace(plan, warnings=plan.warnings + warnings)
+
+    def plan_parts(self, parts: PromptParts, policy: Policy, options: AskOptions) -> FusionPlan:
+        """Plan a prompt whose parts are known.
+
+        Raises:
+            InvalidValueError: The policy does not fit the model.
+        """
+        runtime = self._runtime
+        policy.check(runtime.model.runner.spec.num_layers)
+        return plan_fusion(
             parts,
-            [self.identity(c.token_ids, system_ids) for group in groups for c in group],
+            [self.identity(c.token_ids, parts.system_ids) for g in parts.documents for c in g],
             policy,
             preparation=str(runtime.preparation),
             codec_is_lossless=runtime.codec.dtype == runtime.model.runner.dtype,
             on_miss=options.on_miss,
             limits=runtime.limits,
         )
-        runtime.engine.check_fits(plan.layout.num_tokens)
-        return replace(plan, warnings=plan.warnings + warnings)
 
     def system_ids(self, system: str | None) -> tuple[int, ...]:
         """Token ids of a system prompt; None is the default one."""

@@ -4,11 +4,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from chunkcache.comparison import compare
-from chunkcache.engine.request import GenerationJob
+from chunkcache.comparison import compare_answers
 from chunkcache.errors import ChunkCacheError, UnsupportedParameterError
 from chunkcache.fusion.plan import FusionPlan
-from chunkcache.fusion.policies.full import Full
 from chunkcache.planning import AskOptions, DocumentRef
 from chunkcache.results import Answer
 from chunkcache.streaming import StreamingAnswer
@@ -103,12 +101,11 @@ class QueryWork:
     def _verified(
         self, scope: WorkerScope, answer: Answer, growing: StreamingAnswer, options: AskOptions
     ) -> Answer:
-        """As ``ChunkCache.compare``, but its full prefill ends with the worker."""
-        plan = replace(growing.plan, policy=Full(), requested_policy=Full(), warnings=())
-        job = GenerationJob(plan, options.sampling, options.max_tokens)
-        full = self._service.cache.runtime.engine.submit(job)
+        """Put the full prefill's answer beside this one; it ends with the worker."""
+        fused = growing.finished()
+        full = self._service.cache.stream_full(fused, options)
         scope.attach(full)
-        return replace(answer, comparison=compare(growing.finished(), full.result()))
+        return replace(answer, comparison=compare_answers(fused, full.finished()))
 
     def _options(self) -> AskOptions:
         settings = self._service.cache.runtime.settings

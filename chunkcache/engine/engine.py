@@ -273,6 +273,8 @@ class Engine:
         self._end(request, lambda: request.fail(error))
 
     def _end(self, request: ActiveRequest, action: Callable[[], None]) -> None:
+        """Give everything back, then let the reader know."""
+        request.release()
         with self._lock:
             self._num_open -= 1
         action()

@@ -90,7 +90,7 @@ class ActiveRequest:
         return "length" if len(self.token_ids) >= self.job.max_tokens else None
 
     def finish(self, reason: FinishReason) -> None:
-        """Publish the end and give everything back."""
+        """Publish the end; everything has been given back."""
         assert self.outcome is not None
         now = time.perf_counter()
         report = self.outcome.report
@@ -101,7 +101,6 @@ class ActiveRequest:
             decode_ms=(now - self.first_token_at) * 1e3,
         )
         self._text.append(self._decoder.finish())
-        self.release()
         self.stream.publish(
             Finished(
                 text="".join(self._text),
@@ -109,12 +108,12 @@ class ActiveRequest:
                 finish_reason=reason,
                 report=replace(report, timings=timings),
                 first_logits=self.outcome.logits,
+                parts=self.outcome.parts,
             )
         )
 
     def fail(self, error: BaseException) -> None:
-        """Publish a failure and give everything back."""
-        self.release()
+        """Publish a failure; everything has been given back."""
         self.stream.publish(error)
 
     def cancel(self) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from chunkcache.fusion.plan import PromptParts
 from chunkcache.results import FinishReason, FusionReport
 
 
@@ -33,6 +34,7 @@ class Finished:
         finish_reason: Why it ended.
         report: What was reused and run.
         first_logits: fp32 ``[vocab]`` behind the prompt's last token.
+        parts: The prompt that was run.
     """
 
     text: str
@@ -40,6 +42,7 @@ class Finished:
     finish_reason: FinishReason
     report: FusionReport
     first_logits: torch.Tensor
+    parts: PromptParts
 
 
 Event = TextDelta | Finished | BaseException

@@ -16,7 +16,7 @@ from chunkcache.errors import CacheMissError
 from chunkcache.fusion.cost import CostMeter
 from chunkcache.fusion.layout import Layout, Segment
 from chunkcache.fusion.place import place_entry
-from chunkcache.fusion.plan import FusionPlan
+from chunkcache.fusion.plan import FusionPlan, PromptParts
 from chunkcache.fusion.policy import Candidates, RowSelection
 from chunkcache.fusion.recompute import (
     LayerRows,
@@ -43,11 +43,13 @@ class FusionOutcome:
 
     Attributes:
         logits: fp32 ``[vocab]`` of the prompt's last token.
-        layout: The prompt that was run (chunks left out by ``on_miss: skip`` are not in it).
+        parts: The prompt that was run (chunks left out by ``on_miss: skip`` are not in it).
+        layout: Its layout.
         report: What was reused and what was run; timings without queue and decode.
     """
 
     logits: torch.Tensor
+    parts: PromptParts
     layout: Layout
     report: FusionReport
 
@@ -118,7 +120,8 @@ class Fusion:
         loaded: list[_LoadedChunk] = []
         try:
             yield from self._load(loaded)
-            layout = self._final_layout(loaded)
+            parts = self._final_parts(loaded)
+            layout = parts.layout()
             device = self._runner.device
             sequence = SequenceKV.over(
                 self._runner, self._pool.k, self._pool.v, self._pages.slots[: layout.num_tokens]
@@ -147,7 +150,7 @@ class Fusion:
             layout, sequence, token_ids, rows, selection, probe_ran
         )
         report = self._report(layout, loaded, recomputed)
-        return FusionOutcome(logits, layout, report)
+        return FusionOutcome(logits, parts, layout, report)
 
     def _load(self, loaded: list[_LoadedChunk]) -> Generator[None, None, None]:
         plan = self._plan
@@ -193,9 +196,9 @@ class Fusion:
             ReuseWarning(code, f"chunk {chunk.chunk_index} {message}", chunk.document_id)
         )
 
-    def _final_layout(self, loaded: Sequence[_LoadedChunk]) -> Layout:
+    def _final_parts(self, loaded: Sequence[_LoadedChunk]) -> PromptParts:
         skipped = {i for i, c in enumerate(loaded) if c.source == "skipped"}
-        return self._plan.layout_without(skipped) if skipped else self._plan.layout
+        return self._plan.parts.without(skipped) if skipped else self._plan.parts
 
     def _select(
         self,

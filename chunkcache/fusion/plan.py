@@ -95,10 +95,6 @@ class FusionPlan:
         """One identity per chunk, naming its tokens."""
         assert len(self.identities) == len(self.layout.chunks)
 
-    def layout_without(self, skipped: AbstractSet[int]) -> Layout:
-        """The prompt without some chunk segments."""
-        return self.parts.without(skipped).layout()
-
     def is_exact_at(self, start: int, layout: Layout) -> bool:
         """Whether an entry placed at ``start`` equals a full prefill's keys and values there.
 

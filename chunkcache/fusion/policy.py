@@ -91,6 +91,14 @@ class Policy(ABC):
     def select(self, candidates: Candidates) -> RowSelection:
         """Choose rows. Must be a function of its argument and the policy's own fields alone."""
 
+    def check(self, num_layers: int) -> None:
+        """Refuse parameters that do not fit a model, before any work; by default all fit.
+
+        Raises:
+            InvalidValueError: They do not.
+        """
+        assert num_layers > 0
+
     @property
     def nominal_ratio(self) -> float | None:
         """The share of candidates asked for, for policies that have one."""

@@ -88,7 +88,8 @@ def load_model(
     hf_model = _load_weights(source_dir, chosen, device)
     tokenizer_config = _read_json(source_dir / "tokenizer_config.json", required=False)
     special = _special_tokens(tokenizer_config)
-    runner = ModelRunner(hf_model, identity, model, _eos_ids(hf_model))
+    name = source_dir.name if Path(model).expanduser().exists() else model
+    runner = ModelRunner(hf_model, identity, name, _eos_ids(hf_model))
     return LoadedModel(
         runner=runner,
         tokenizer=tokenizer,

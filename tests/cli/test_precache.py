@@ -168,9 +168,6 @@ def test_a_model_that_is_not_there_is_an_error(cli_json, write_documents, tmp_pa
     assert body["error"]["code"] == "model_files"
 
 
-@pytest.mark.xfail(
-    strict=False, reason="ingest does not look at the warning of a lease that was not stored"
-)
 def test_a_full_store_ends_the_run(cli_json, tmp_path: Path) -> None:
     text = "".join(f"Room {i} has {i * 7} chairs. " for i in range(1_800))
     (tmp_path / "large.txt").write_text(text, encoding="utf-8")

@@ -1,70 +1,77 @@
 """How far a run is: bytes done, and an estimate of the rest."""
 
+from collections.abc import Callable
+
 import pytest
 
 from chunkcache.precache import PrecacheProgress, TextItem
 from chunkcache_api.cli.precache_display import duration
 from chunkcache_api.cli.precache_meter import PrecacheMeter, SizedItem
 
-
-def progress(prefilled_tokens: int, tokens_per_second: float) -> PrecacheProgress:
-    return PrecacheProgress(
-        item="a",
-        documents=0,
-        prefilled_chunks=0,
-        prefilled_tokens=prefilled_tokens,
-        tokens_per_second=tokens_per_second,
-        failures=0,
-    )
+Report = Callable[..., None]
 
 
-def meter_of(*num_bytes: int) -> PrecacheMeter:
-    return PrecacheMeter([SizedItem(TextItem(str(i), "x"), n) for i, n in enumerate(num_bytes)])
+def meter_of(*num_bytes: int) -> tuple[PrecacheMeter, Report]:
+    """A meter over items of these sizes, and a way to report to it at a time."""
+    now = [0.0]
+    sized_items = [SizedItem(TextItem(str(i), "x"), n) for i, n in enumerate(num_bytes)]
+    meter = PrecacheMeter(sized_items, clock=lambda: now[0])
+
+    def report(at: float, *, done: int = 0, failed: int = 0, tokens: int = 0) -> None:
+        now[0] = at
+        meter.take(
+            PrecacheProgress(
+                item="a",
+                documents=done,
+                prefilled_chunks=0,
+                prefilled_tokens=tokens,
+                tokens_per_second=0.0,
+                failures=failed,
+            )
+        )
+
+    return meter, report
 
 
 def test_nothing_is_promised_before_the_first_chunk() -> None:
-    meter = meter_of(100, 300)
+    meter, report = meter_of(100, 300)
     assert (meter.total_bytes, meter.num_items) == (400, 2)
     assert meter.remaining_seconds is None
-    meter.take(progress(0, 0.0))
+    report(1.0, failed=1)
     assert meter.remaining_seconds is None
+    assert meter.reached_bytes == 100
 
 
 def test_the_first_document_is_estimated_by_a_typical_text() -> None:
-    meter = meter_of(400, 400)
-    next(meter.items())
-    meter.take(progress(50, 10.0))
+    meter, report = meter_of(400, 400)
+    report(5.0, tokens=50)
+    assert meter.tokens_per_second == 10
     assert meter.reached_bytes == 200
     assert meter.remaining_seconds == pytest.approx(600 / 4 / 10)
 
 
 def test_later_documents_are_estimated_by_those_before() -> None:
-    meter = meter_of(400, 400, 200)
-    items = meter.items()
-    next(items)
-    meter.take(progress(200, 10.0))
-    next(items)
+    meter, report = meter_of(400, 400, 200)
+    report(20.0, done=1, tokens=200)
     assert meter.reached_bytes == 400
     # Two bytes a token, as in the first document.
     assert meter.remaining_seconds == pytest.approx(600 / 2 / 10)
-    meter.take(progress(250, 10.0))
+    report(25.0, done=1, tokens=250)
     assert meter.reached_bytes == 500
     # A document of more tokens than expected is not taken for a part of the next one.
-    meter.take(progress(900, 10.0))
+    report(90.0, done=1, tokens=900)
     assert meter.reached_bytes == 800
 
 
 def test_documents_that_were_cached_already_say_nothing_about_speed() -> None:
-    meter = meter_of(1_000, 400, 400)
-    items = meter.items()
-    next(items)
-    meter.take(progress(0, 0.0))
-    next(items)
-    meter.take(progress(200, 10.0))
-    next(items)
+    meter, report = meter_of(1_000, 400, 400)
+    report(60.0, done=1)
+    report(80.0, done=2, tokens=200)
+    assert meter.tokens_per_second == 10
     assert meter.reached_bytes == 1_400
     assert meter.remaining_seconds == pytest.approx(400 / 2 / 10)
-    assert next(items, None) is None
+    report(100.0, done=3, tokens=400)
+    assert meter.reached_bytes == meter.total_bytes
     assert meter.remaining_seconds == 0
 
 

@@ -61,7 +61,7 @@ def test_a_killed_run_is_resumed_and_equals_one_that_was_not_killed(
     assert len(resumed[1]) == NUM_DOCUMENTS
 
 
-def test_a_signal_ends_a_run_behind_the_document_at_hand(
+def test_a_signal_ends_a_run_behind_the_documents_at_hand(
     start_cli, cli_json, write_documents, read_store, store: Path
 ) -> None:
     folder = write_documents(NUM_DOCUMENTS)

@@ -16,7 +16,7 @@ def test_figures_are_those_of_the_store(
     assert stats["quarantined"] == 0
     (gate,) = stats["gate_reports"]
     assert gate["passed"] is True
-    assert gate["model_name"] == str(model_dir(max_position_embeddings=32_768))
+    assert gate["model_name"] == model_dir(max_position_embeddings=32_768).name
 
     result = cli("stats")
     assert result.exit_code == 0

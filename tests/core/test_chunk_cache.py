@@ -143,7 +143,8 @@ def test_a_full_store_says_so_and_still_answers(
     cache.put("tower", passages["tower"])
     expected = cache.answer(QUESTION, ["tower"], max_tokens=5).text
     filler = (
-        TextItem(f"n-{i}", f"Number {i} of many: " + passages["bridge"] * 20) for i in range(99)
+        TextItem(f"n-{i}", " ".join(f"Line {j} of text {i} says {i * j}." for j in range(99)))
+        for i in range(99)
     )
     with pytest.raises(StoreFullError):
         cache.precache(filler)

@@ -2,13 +2,14 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from chunkcache_api.cli.console import messages, print_json, printable, reporting_errors, say
 from chunkcache_api.cli.help_text import help_text
+from chunkcache_api.cli.opening import open_cache
 from chunkcache_api.cli.options import (
     CodecOption,
     JsonOption,
@@ -28,11 +29,11 @@ from chunkcache_api.cli.render import (
     warning_lines,
 )
 from chunkcache_api.cli.retrieval import make_retriever
-from chunkcache_api.cli.session import open_cache
 
 if TYPE_CHECKING:
     from chunkcache.chunk_cache import ChunkCache
-    from chunkcache.planning import DocumentRef
+    from chunkcache.engine.stream import Finished
+    from chunkcache.planning import AskOptions, DocumentRef
     from chunkcache.results import Answer
     from chunkcache.streaming import StreamingAnswer
 
@@ -110,8 +111,7 @@ def ask(
                 first_token_seconds = _write(growing, is_shown=not as_json)
                 answer = growing.answer()
             if compare:
-                with messages.status("running the full prefill for comparison"):
-                    answer = cache.compare(answer, growing, options)
+                answer = _compared(cache, answer, growing.finished(), options)
     process = ProcessTimes(opened.load_seconds, first_token_seconds)
     if as_json:
         print_json(answer.to_dict() | {"process": asdict(process)})
@@ -122,6 +122,18 @@ def ask(
 def _retrieve(cache: "ChunkCache", question: str, top_k: int) -> "Sequence[DocumentRef]":
     with messages.status("looking up documents"):
         return make_retriever(cache).retrieve(question, top_k)
+
+
+def _compared(
+    cache: "ChunkCache", answer: "Answer", fused: "Finished", options: "AskOptions"
+) -> "Answer":
+    from chunkcache.comparison import compare_answers
+
+    with (
+        messages.status("running the full prefill for comparison"),
+        cache.stream_full(fused, options) as full,
+    ):
+        return replace(answer, comparison=compare_answers(fused, full.finished()))
 
 
 def _write(growing: "StreamingAnswer", *, is_shown: bool) -> float:

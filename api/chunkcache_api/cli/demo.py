@@ -17,6 +17,7 @@ from chunkcache_api.cli.console import (
 )
 from chunkcache_api.cli.demo_data import DemoQuestion, demo_items, demo_questions
 from chunkcache_api.cli.help_text import help_text
+from chunkcache_api.cli.opening import open_cache
 from chunkcache_api.cli.options import (
     JsonOption,
     ModelOption,
@@ -32,7 +33,6 @@ from chunkcache_api.cli.render import (
     tokens_by_source,
     warning_lines,
 )
-from chunkcache_api.cli.session import open_cache
 from chunkcache_api.cli.stopping import StopRequest
 
 if TYPE_CHECKING:

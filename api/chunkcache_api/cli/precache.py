@@ -16,6 +16,7 @@ from chunkcache_api.cli.console import (
     say,
 )
 from chunkcache_api.cli.help_text import help_text
+from chunkcache_api.cli.opening import open_cache
 from chunkcache_api.cli.options import (
     ChunkTokensOption,
     CodecOption,
@@ -27,7 +28,6 @@ from chunkcache_api.cli.options import (
 )
 from chunkcache_api.cli.precache_run import find_items, run_precache
 from chunkcache_api.cli.render import failure_lines, precache_table
-from chunkcache_api.cli.session import open_cache
 from chunkcache_api.cli.stopping import StopRequest
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ HELP = help_text(
 
     PATHS are files, or folders that are searched for .txt, .rst, .md and .markdown files. A
     document's id is its path below the folder. A document that is cached already costs a look-up:
-    stop the job at any moment and run it again. One interrupt ends it behind the document at hand,
-    a second one at once.""",
+    stop the job at any moment and run it again. One interrupt ends it behind the documents at
+    hand, a second one at once.""",
     "chunkcache precache docs/",
     "chunkcache precache handbook.md faq.txt --store team.store",
     "chunkcache precache docs/ --json > summary.json",

@@ -73,7 +73,7 @@ def _figures(progress: "PrecacheProgress", meter: PrecacheMeter) -> str:
     parts = [
         f"{progress.documents + progress.failures}/{meter.num_items} documents",
         f"{progress.prefilled_chunks} chunks",
-        f"{progress.tokens_per_second:,.0f} tokens/s",
+        f"{meter.tokens_per_second:,.0f} tokens/s",
     ]
     if progress.failures:
         parts.insert(1, f"{progress.failures} failed")

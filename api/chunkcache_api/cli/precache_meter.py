@@ -1,7 +1,9 @@
 """How far a pre-caching run is, and how long the rest may take. Knows nothing of terminals."""
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,54 +22,72 @@ class SizedItem:
 
 
 class PrecacheMeter:
-    """Counts bytes done while a run takes its items.
+    """Turns a run's reports into bytes done and seconds left; both are estimates.
+
+    A run says how many items are done, not which: they are taken to be the first ones.
 
     Args:
-        sized_items: What the run will take, in order.
+        sized_items: What the run takes, in order.
+        clock: Seconds that never go back.
     """
 
-    def __init__(self, sized_items: Sequence[SizedItem]) -> None:
-        self._sized_items = sized_items
-        self.total_bytes = sum(s.num_bytes for s in sized_items)
-        self.num_items = len(sized_items)
-        self.done_bytes = 0
-        self._running_bytes = 0
-        self._done_tokens = 0
+    def __init__(
+        self, sized_items: Sequence[SizedItem], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        # Bytes of the first n items, at index n.
+        self._bytes_until = [0, *accumulate(s.num_bytes for s in sized_items)]
+        self._clock = clock
+        self._prefill_began = self._now = clock()
+        self._num_done = 0
+        self._tokens = self._done_tokens = 0
         self._prefilled_bytes = 0
-        self._progress: PrecacheProgress | None = None
 
-    def items(self) -> "Iterator[Item]":
-        """The items; asking for the next one means that the one before is done."""
-        for sized in self._sized_items:
-            self._running_bytes = sized.num_bytes
-            yield sized.item
-            self._running_bytes = 0
-            self.done_bytes += sized.num_bytes
-            if self._prefilled_tokens > self._done_tokens:
-                self._prefilled_bytes += sized.num_bytes
-                self._done_tokens = self._prefilled_tokens
+    @property
+    def num_items(self) -> int:
+        """Items of the run."""
+        return len(self._bytes_until) - 1
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all items."""
+        return self._bytes_until[-1]
 
     def take(self, progress: "PrecacheProgress") -> None:
-        """Take what the run last reported."""
-        self._progress = progress
+        """Take a report of the run."""
+        self._now = self._clock()
+        self._tokens = progress.prefilled_tokens
+        if not self._tokens:
+            # Documents that were cached already say nothing about the speed of the others.
+            self._prefill_began = self._now
+        num_done = progress.documents + progress.failures
+        if num_done > self._num_done:
+            if self._tokens > self._done_tokens:
+                self._prefilled_bytes += (
+                    self._bytes_until[num_done] - self._bytes_until[self._num_done]
+                )
+            self._num_done, self._done_tokens = num_done, self._tokens
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens prefilled since the first document that needed it; 0 before."""
+        seconds = self._now - self._prefill_began
+        return self._tokens / seconds if seconds and self._tokens else 0.0
 
     @property
     def reached_bytes(self) -> float:
         """Bytes done, those of the document at hand estimated from its prefilled tokens."""
-        running = (self._prefilled_tokens - self._done_tokens) * self._bytes_per_token
-        return self.done_bytes + min(running, self._running_bytes)
+        done_bytes = self._bytes_until[self._num_done]
+        next_bytes = self._bytes_until[min(self._num_done + 1, self.num_items)] - done_bytes
+        running = (self._tokens - self._done_tokens) * self._bytes_per_token
+        return done_bytes + min(running, next_bytes)
 
     @property
     def remaining_seconds(self) -> float | None:
         """How long the rest takes if none of it is cached yet; None before the first chunk."""
-        rate = self._progress.tokens_per_second if self._progress else 0.0
+        rate = self.tokens_per_second
         if not rate:
             return None
         return (self.total_bytes - self.reached_bytes) / (rate * self._bytes_per_token)
-
-    @property
-    def _prefilled_tokens(self) -> int:
-        return self._progress.prefilled_tokens if self._progress else 0
 
     @property
     def _bytes_per_token(self) -> float:

@@ -33,7 +33,8 @@ def run_precache(
     """
     meter = PrecacheMeter(sized_items)
     with PrecacheDisplay(meter) as display:
-        return cache.precache(meter.items(), on_progress=display.take, should_stop=stop.is_set)
+        items = (sized.item for sized in sized_items)
+        return cache.precache(items, on_progress=display.take, should_stop=stop.is_set)
 
 
 def _file_bytes(path: Path) -> int:

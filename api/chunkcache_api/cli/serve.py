@@ -13,6 +13,7 @@ import typer
 
 from chunkcache_api.cli.console import ExitCode, fail, print_json, reporting_errors, results, say
 from chunkcache_api.cli.help_text import help_text
+from chunkcache_api.cli.opening import log_to_stderr
 from chunkcache_api.cli.options import (
     ChunkTokensOption,
     CodecOption,
@@ -26,7 +27,6 @@ from chunkcache_api.cli.options import (
     StoreOption,
 )
 from chunkcache_api.cli.retrieval import make_retriever, why_no_retriever
-from chunkcache_api.cli.session import log_to_stderr
 
 if TYPE_CHECKING:
     from chunkcache.chunk_cache import ChunkCache

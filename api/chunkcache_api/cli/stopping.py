@@ -45,7 +45,7 @@ class StopRequest:
         # Straight to the descriptors: the signal may have come in the middle of a write.
         if not self._is_set:
             self._is_set = True
-            _write(2, "\nstopping after the document at hand; once more to abort\n")
+            _write(2, "\nstopping after the documents at hand; once more to abort\n")
             return
         if sys.stderr.isatty():
             _write(2, _SHOW_CURSOR)

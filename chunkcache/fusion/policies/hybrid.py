@@ -40,6 +40,10 @@ class Hybrid(Policy):
         if self.first_tokens < 0:
             raise InvalidValueError("first_tokens is negative", param="first_tokens")
 
+    def check(self, num_layers: int) -> None:
+        """The layers are the model's."""
+        resolve_layers(self.layers, num_layers)
+
     def select(self, candidates: Candidates) -> RowSelection:
         """First tokens before all, then the top of the signal."""
         num_rows = rows_of_ratio(self.ratio, candidates.num_candidates)

@@ -48,6 +48,10 @@ class Query(Policy):
                 f"aggregation {self.aggregation!r} is not sum or l2", param="aggregation"
             )
 
+    def check(self, num_layers: int) -> None:
+        """The layers are the model's."""
+        resolve_layers(self.layers, num_layers)
+
     def select(self, candidates: Candidates) -> RowSelection:
         """The top of the signal."""
         num_rows = rows_of_ratio(self.ratio, candidates.num_candidates)
