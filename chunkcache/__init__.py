@@ -1,17 +1,46 @@
 """chunkcache: answers over retrieved documents from position-independent KV, with fidelity measured.
 
-The names below are the public ones; everything else may change between releases.
+The names below are the public ones; everything else may change between releases. They are
+imported when they are first used, so that a tool which only reads a store does not load a model's
+libraries.
 """
 
-from chunkcache.chunk_cache import ChunkCache
-from chunkcache.engine.sampling import SamplingParams
-from chunkcache.errors import ChunkCacheError
-from chunkcache.fusion.policies.registry import PolicyOptions
-from chunkcache.planning import AskOptions, DocumentRef
-from chunkcache.precache import TextItem
-from chunkcache.results import Answer, Comparison, FusionReport, IngestResult, PrecacheSummary
-from chunkcache.settings import Settings
-from chunkcache.streaming import StreamingAnswer
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from chunkcache.chunk_cache import ChunkCache
+    from chunkcache.engine.sampling import SamplingParams
+    from chunkcache.errors import ChunkCacheError
+    from chunkcache.fusion.policies.registry import PolicyOptions
+    from chunkcache.planning import AskOptions, DocumentRef
+    from chunkcache.precache import TextItem
+    from chunkcache.results import (
+        Answer,
+        Comparison,
+        FusionReport,
+        IngestResult,
+        PrecacheSummary,
+    )
+    from chunkcache.settings import Settings
+    from chunkcache.streaming import StreamingAnswer
+
+_HOMES = {
+    "Answer": "results",
+    "AskOptions": "planning",
+    "ChunkCache": "chunk_cache",
+    "ChunkCacheError": "errors",
+    "Comparison": "results",
+    "DocumentRef": "planning",
+    "FusionReport": "results",
+    "IngestResult": "results",
+    "PolicyOptions": "fusion.policies.registry",
+    "PrecacheSummary": "results",
+    "SamplingParams": "engine.sampling",
+    "Settings": "settings",
+    "StreamingAnswer": "streaming",
+    "TextItem": "precache",
+}
 
 __all__ = [
     "Answer",
@@ -29,3 +58,14 @@ __all__ = [
     "StreamingAnswer",
     "TextItem",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name from where it is defined.
+
+    Raises:
+        AttributeError: It is not a public name.
+    """
+    if name not in _HOMES:
+        raise AttributeError(f"module 'chunkcache' has no attribute {name!r}")
+    return getattr(import_module(f"chunkcache.{_HOMES[name]}"), name)

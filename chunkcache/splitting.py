@@ -16,7 +16,7 @@ from chunkcache.errors import InvalidValueError
 from chunkcache.identity import TenantNamespace, chunk_id
 from chunkcache.model.tokenising import TextTokenizer
 
-SPLITTER_VERSION = 1
+SPLITTER_VERSION = 2
 """Raised when the same text would be cut in another way."""
 
 TextFormat = Literal["text", "markdown"]
@@ -60,15 +60,23 @@ class DocumentSplitter:
             (max(1, self._chunk_tokens // 2), self._chunk_tokens),
             trim=False,
         )
-        chunks = []
+        pieces: list[tuple[int, str]] = []
         for base, section in _sections(text):
             for offset, piece in splitter.chunk_indices(section):
-                token_ids = self._tokenizer.encode_content(piece)
-                if token_ids:
-                    identifier = chunk_id(namespace, self._tokenizer.digest, token_ids)
-                    start = base + offset
-                    chunks.append(Chunk(identifier, start, start + len(piece), token_ids))
+                if pieces and not piece.strip() and self._fits(pieces[-1][1] + piece):
+                    pieces[-1] = (pieces[-1][0], pieces[-1][1] + piece)
+                else:
+                    pieces.append((base + offset, piece))
+        chunks = []
+        for start, piece in pieces:
+            token_ids = self._tokenizer.encode_content(piece)
+            if token_ids:
+                identifier = chunk_id(namespace, self._tokenizer.digest, token_ids)
+                chunks.append(Chunk(identifier, start, start + len(piece), token_ids))
         return tuple(chunks)
+
+    def _fits(self, piece: str) -> bool:
+        return self._tokenizer.count_content(piece) <= self._chunk_tokens
 
 
 def format_of_fingerprint(fingerprint: str) -> TextFormat:

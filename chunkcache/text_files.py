@@ -86,6 +86,8 @@ def _walk_all(paths: Iterable[Path]) -> Iterator[TextFile | ItemFailure]:
             yield TextFile(path.name, path, TEXT_SUFFIXES.get(path.suffix.lower(), "text"))
         elif path.is_dir():
             yield from _walk(path, path)
+        elif path.exists():
+            yield ItemFailure(str(path), "not_a_file", "is neither a regular file nor a folder")
         else:
             yield ItemFailure(str(path), "not_found", "no such file or folder")
 
@@ -106,6 +108,8 @@ def _walk(folder: Path, root: Path) -> Iterator[TextFile | ItemFailure]:
             if suffix in TEXT_SUFFIXES:
                 yield ItemFailure(_name(child, root), "not_a_file", "is a folder, not a text file")
             yield from _walk(child, root)
+        elif suffix in TEXT_SUFFIXES and not child.is_file():
+            yield ItemFailure(_name(child, root), "not_a_file", "is not a regular file")
         elif suffix in TEXT_SUFFIXES:
             yield TextFile(_name(child, root), child, TEXT_SUFFIXES[suffix])
 
