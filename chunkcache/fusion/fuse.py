@@ -207,8 +207,10 @@ class Fusion:
         token_ids: torch.Tensor,
         rows: PromptRows,
     ) -> tuple[RowSelection, bool]:
+        # Rows behind the question cannot be seen by it: the probe leaves them out.
+        seen_by_question = rows.fixed[rows.fixed <= max(layout.query_positions, default=-1)]
         probe = QueryProbe(
-            self._runner, sequence, token_ids, rows.fixed, layout.query_positions, self._cost
+            self._runner, sequence, token_ids, seen_by_question, layout.query_positions, self._cost
         )
         candidates = Candidates(
             positions=rows.candidates,

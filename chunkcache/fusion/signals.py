@@ -24,7 +24,8 @@ class QueryProbe:
         runner: The model.
         sequence: Pages with every chunk placed.
         token_ids: int64 ``[num_tokens]`` of the prompt.
-        fixed_rows: Rows to run: template and question positions, ascending.
+        fixed_rows: Rows to run: template and question positions up to the question's last,
+            ascending.
         query_positions: Which of them are the question.
         cost: Charged for the rows.
 

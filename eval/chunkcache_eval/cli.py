@@ -2,12 +2,15 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from chunkcache_api.cli.app import app
 from chunkcache_api.cli.app import main as run_app
+
+if TYPE_CHECKING:
+    from chunkcache_eval.datasets.records import Question
 
 eval_app = typer.Typer(
     no_args_is_help=True, help="Measure: how fast, on this machine, side by side."
@@ -27,6 +30,9 @@ def speed(
         typer.Option(help="Question sets (JSONL). Without one, the demo corpus is used."),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="Questions per file.")] = 3,
+    near_tokens: Annotated[
+        int | None, typer.Option(help="Take the questions whose context is nearest to this size.")
+    ] = None,
     policy: Annotated[list[str] | None, typer.Option(help="Policies to time.")] = None,
     ratio: Annotated[float, typer.Option(min=0.0, max=1.0, help="Recompute ratio.")] = 0.1,
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each; the median counts.")] = 3,
@@ -47,7 +53,7 @@ def speed(
 
     settings = load_settings(model=model, preparation=preparation, codec=codec)
     questions = (
-        [q for path in data for q in read_questions(path, limit)]
+        [q for path in data for q in _chosen(read_questions(path), limit, near_tokens)]
         if data
         else demo_questions()[:limit]
     )
@@ -63,6 +69,13 @@ def speed(
         typer.echo(json.dumps(report.to_dict()))
     else:
         print_speed(report)
+
+
+def _chosen(questions: "list[Question]", limit: int, near_tokens: int | None) -> "list[Question]":
+    """The first questions, or those nearest to a size."""
+    if near_tokens is not None:
+        questions = sorted(questions, key=lambda q: abs(q.estimated_tokens - near_tokens))
+    return questions[:limit]
 
 
 def main() -> None:

@@ -5,10 +5,15 @@ from rich.table import Table
 
 from chunkcache_eval.speed import SpeedReport
 
+_WIDTH = 140
+"""Columns where the output is no terminal: a table in a file should not be squeezed."""
+
 
 def print_speed(report: SpeedReport) -> None:
     """Print a speed report to stdout."""
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=_WIDTH)
     table = Table(title=f"{report.model}, {report.threads} threads, medians in ms")
     columns = ("question", "prompt tokens", "policy", "charged", "full", "fused", "speed-up")
     for name in (*columns, "floor", "load", "place", "probe", "recompute"):

@@ -136,7 +136,9 @@ def measure_speed(
         memory = None
         if with_memory:
             progress("measuring memory in fresh processes")
-            memory = measure_memory(values, max(questions, key=_num_chars), questions)
+            memory = measure_memory(
+                values, max(questions, key=lambda q: q.estimated_tokens), questions
+            )
         return SpeedReport(
             runs=tuple(runs),
             speedup_median=statistics.median(r.speedup for r in runs),
@@ -147,10 +149,6 @@ def measure_speed(
             model=name,
             threads=threads,
         )
-
-
-def _num_chars(question: Question) -> int:
-    return sum(len(p.text) for p in question.passages)
 
 
 def _warm_up(cache: ChunkCache) -> None:

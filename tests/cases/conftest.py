@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 CHILD_HASH_SEED = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
 """Never this process's own."""
@@ -18,7 +19,10 @@ _SERVER = '''
 import json, os, signal, sys, time, traceback
 from pathlib import Path
 
+import torch
 import transformers.models.llama.modeling_llama
+
+torch.set_num_threads(1)
 from chunkcache.chunk_cache import ChunkCache
 from chunkcache.errors import ChunkCacheError
 from chunkcache.precache import TextItem
@@ -60,6 +64,15 @@ for line in sys.stdin:
 
 RunChild = Callable[..., str]
 ChangeModel = Callable[..., Path]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tiny matrices are done before a second thread has woken up, the more so on a busy machine."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,9 @@ def _sources(answer: Any) -> dict[str, str]:
     return {d.id: d.source for d in answer.report.documents}
 
 
-@pytest.mark.parametrize("system", ["Go.", "Be brief and kind.", "Answer as a porter would, in one word."])
+@pytest.mark.parametrize(
+    "system", ["Go.", "Be brief and kind.", "Answer as a porter would, in one word."]
+)
 def test_D01_what_stands_in_front_moves_nothing(
     open_cache: Caches, passages: Passages, system: str
 ) -> None:

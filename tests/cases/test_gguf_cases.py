@@ -30,7 +30,10 @@ _NAMES = {
 
 
 def _gguf_name(name: str) -> str:
-    outside = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
+    outside = {
+        "model.embed_tokens.weight": "token_embd.weight",
+        "model.norm.weight": "output_norm.weight",
+    }
     if name in outside:
         return outside[name]
     if name == "lm_head.weight":
