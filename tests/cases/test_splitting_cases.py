@@ -74,6 +74,29 @@ def test_T03_text_without_a_place_to_cut(text: str) -> None:
     assert len(_check(text, 64)) > 100
 
 
+def _work_per_char(unit: str, num_chars: int) -> float:
+    """Characters given to the tokenizer while a text of one repeated unit is cut, per character."""
+    tokenizer = TextTokenizer(tiny_tokenizer_json())
+    count_content = tokenizer.count_content
+    num_encoded = 0
+
+    def counted(text: str) -> int:
+        nonlocal num_encoded
+        num_encoded += len(text)
+        return count_content(text)
+
+    tokenizer.count_content = counted  # type: ignore[method-assign]
+    text = "x" + unit * (num_chars // len(unit)) + "x"
+    DocumentSplitter(tokenizer, 256).split(text, NAMESPACE)
+    return num_encoded / len(text)
+
+
+@pytest.mark.parametrize("unit", ["a", "ab ", "A sentence. ", "\n", "漢"], ids=ascii)
+def test_T03_work_grows_with_the_length(unit: str) -> None:
+    """Four times the text is about four times the work, also where it has no structure."""
+    assert _work_per_char(unit, 8_000) < 1.6 * _work_per_char(unit, 2_000)
+
+
 alphabet = st.sampled_from(
     [
         "a",
