@@ -141,7 +141,7 @@ class ChunkCache:
             chunking=runtime.splitter.fingerprint(text_format),
         )
         stored = self.catalog.put(document, now=time.time())
-        runtime.stack.drop(stored.removed_entry_keys)
+        runtime.stack.forget(stored.removed_entry_keys)
         distinct = list({c.chunk_id: c for c in document.chunks}.values())
         system_ids = self._planner.system_ids(None)
 
@@ -197,7 +197,7 @@ class ChunkCache:
             raise DocumentNotFoundError(
                 f"there is no document {document_id!r}", param="document_id"
             )
-        self.runtime.stack.drop(result.removed_entry_keys)
+        self.runtime.stack.forget(result.removed_entry_keys)
         return len(result.removed_entry_keys)
 
     def precache(

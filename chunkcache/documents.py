@@ -96,7 +96,7 @@ def text_digest(text: str) -> bytes:
 
 
 def canonical_text(text: str, *, param: str = "text") -> str:
-    """Apply the text rules: one leading BOM and all NULs are dropped, line ends become LF.
+    """Apply the text rules: NULs and leading BOMs are dropped, line ends become LF.
 
     Nothing else changes: no Unicode normalisation, no stripping, no re-encoding. Two texts that
     differ in any other way stay different documents.
@@ -113,7 +113,7 @@ def canonical_text(text: str, *, param: str = "text") -> str:
         raise InvalidValueError(
             f"text is not valid Unicode at character {error.start}", param=param
         ) from error
-    text = text.removeprefix("\ufeff").replace("\x00", "")
+    text = text.replace("\x00", "").lstrip("\ufeff")
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     if not any(_is_visible(c) for c in text):
         raise EmptyDocumentError("the text is empty (or only white space)", param=param)

@@ -86,7 +86,7 @@ def encode_token_ids(token_ids: Sequence[SupportsIndex]) -> bytes:
     """
     out = bytearray()
     for token_id in token_ids:
-        if isinstance(token_id, bool):
+        if isinstance(token_id, bool) or str(getattr(token_id, "dtype", "")).endswith("bool"):
             raise InvalidValueError("a token id is a boolean", param="token_ids")
         try:
             out += token_id.__index__().to_bytes(4, "little")

@@ -172,7 +172,7 @@ class PromptPlanner:
             ),
             now=time.time(),
         )
-        runtime.stack.drop(stored.removed_entry_keys)
+        runtime.stack.forget(stored.removed_entry_keys)
         return stored.document
 
 

@@ -99,17 +99,19 @@ class PrecacheRun:
         """
         self._started = time.perf_counter()
         interrupted = False
-        in_flight: deque[Future[None]] = deque()
+        in_flight: deque[tuple[str, Future[None]]] = deque()
         with ThreadPoolExecutor(NUM_DOCUMENTS_IN_FLIGHT, thread_name_prefix="precache") as pool:
             for item in items:
                 if self._should_stop():
                     interrupted = True
                     break
-                in_flight.append(pool.submit(self._take, item))
-                if len(in_flight) == NUM_DOCUMENTS_IN_FLIGHT:
-                    in_flight.popleft().result()
+                name = item.item if isinstance(item, ItemFailure) else item.document_id
+                # Of two items with one id the later one must be stored last.
+                while len(in_flight) == NUM_DOCUMENTS_IN_FLIGHT or name in dict(in_flight):
+                    in_flight.popleft()[1].result()
+                in_flight.append((name, pool.submit(self._take, item)))
             while in_flight:
-                in_flight.popleft().result()
+                in_flight.popleft()[1].result()
         return PrecacheSummary(
             documents=sum(self._statuses.values()),
             created=self._statuses["created"],

@@ -10,6 +10,8 @@ from chunkcache.catalog import Catalog
 from chunkcache.codecs import Codec, codec_by_name
 from chunkcache.engine.engine import Engine
 from chunkcache.entry import Entry
+from chunkcache.errors import InvalidValueError
+from chunkcache.fusion.layout import prompt_prefix_ids
 from chunkcache.fusion.plan import FusionLimits
 from chunkcache.fusion.preparation import Preparation
 from chunkcache.identity import EntryIdentity, TenantNamespace, chunk_id, tenant_namespace
@@ -96,7 +98,7 @@ class Runtime:
             StoreError: The store cannot be used.
             InvalidValueError: A setting does not fit.
         """
-        Preparation.parse(settings.preparation)
+        preparation = Preparation.parse(settings.preparation)
         env = StoreEnvironment.open(
             Path(settings.store).expanduser(), max_bytes=settings.store_max_bytes
         )
@@ -109,6 +111,12 @@ class Runtime:
                 revision=settings.revision,
                 progress=progress,
             )
+            if env.network_filesystem is not None:
+                progress(
+                    f"the store is on {env.network_filesystem}: LMDB is not safe on network "
+                    "file systems"
+                )
+            _check_prefix_fits(model, preparation, settings)
             gate = _pass_gate(model, env, progress)
             return cls(settings, model, env, gate)
         except BaseException:
@@ -138,11 +146,16 @@ class Runtime:
 
     def ensure_entry(self, identity: EntryIdentity) -> Lease:
         """The entry, computed and stored if no tier has it. Waits for the engine's thread."""
-        return self.stack.load_or_prefill(
+        guard = self._guard(identity)
+        lease = self.stack.load_or_prefill(
             identity,
             lambda: self.engine.call(lambda: self._compute(identity)).result(),
-            guard=self._guard(identity),
+            guard=guard,
         )
+        if lease.source == "host" and not self.stack.contains(identity.key()):
+            # Another document's removal took it from disk a moment ago.
+            lease.warning = self.stack.keep(lease.entry, guard)
+        return lease
 
     def _load_entry(self, identity: EntryIdentity, may_prefill: bool) -> Lease | MissReason:
         if not may_prefill:
@@ -162,13 +175,40 @@ class Runtime:
         return lambda txn: catalog.link_entries_in(txn, owner, [identity.key()])
 
 
+def _decoded(stored: bytes | memoryview) -> GateReport | None:
+    """A stored report; None for one that cannot be read, which is then measured again."""
+    try:
+        return msgspec.msgpack.decode(stored, type=GateReport)
+    except msgspec.DecodeError:
+        return None
+
+
+def _check_prefix_fits(model: LoadedModel, preparation: Preparation, settings: Settings) -> None:
+    """Refuse a preparation that, with a chunk behind it, is longer than the model's context."""
+    system_ids = model.tokenizer.encode_content(settings.system or DEFAULT_SYSTEM)
+    prefix_ids = preparation.prefix_ids(
+        model.template,
+        model.tokenizer,
+        model.bos_token_id,
+        prompt_prefix_ids(model.template, system_ids),
+    )
+    needed = len(prefix_ids) + settings.chunk_tokens
+    limit = model.runner.spec.max_positions
+    if needed > limit:
+        raise InvalidValueError(
+            f"preparation {preparation} ({len(prefix_ids)} tokens) and chunks of "
+            f"{settings.chunk_tokens} tokens do not fit the model's {limit} positions",
+            param="preparation",
+        )
+
+
 def _pass_gate(model: LoadedModel, env: StoreEnvironment, progress: Progress) -> GateReport:
     """The stored result if it is of this very model and build, else a new one, kept."""
     fingerprint = gate_fingerprint(model.runner)
     name = b"gate/" + fingerprint.encode()
     with env.read() as txn:
         stored = txn.get(Database.MANIFEST, name)
-        report = None if stored is None else msgspec.msgpack.decode(stored, type=GateReport)
+        report = None if stored is None else _decoded(stored)
     if report is None:
         progress("checking the model once: fused in full against its plain forward")
         report = run_gate(model.runner)

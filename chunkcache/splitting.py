@@ -21,8 +21,9 @@ SPLITTER_VERSION = 2
 
 TextFormat = Literal["text", "markdown"]
 
-_LONG_RUN = re.compile(r"\S{2048,}")
+_LONG_RUN = re.compile(r"\S{2048,}|\s{2048,}")
 _RUN_PIECE_CHARS = 512
+_MAX_JOINED_CHARS = 64
 _ZERO_WIDTH_JOINER = "\u200d"
 
 
@@ -85,7 +86,7 @@ def format_of_fingerprint(fingerprint: str) -> TextFormat:
 
 
 def _sections(text: str) -> Iterator[tuple[int, str]]:
-    """The text, with very long runs without white space cut into pieces beforehand.
+    """The text, with very long runs of one kind (white space, or none) cut into pieces beforehand.
 
     The splitter's search is quadratic in the length of one unbroken run (a megabyte of one letter
     took four minutes); no structure is lost by cutting where there is none.
@@ -97,7 +98,8 @@ def _sections(text: str) -> Iterator[tuple[int, str]]:
         start = run.start()
         while start < run.end():
             end = min(start + _RUN_PIECE_CHARS, run.end())
-            while end < run.end() and _joins_previous(text, end):
+            latest = min(end + _MAX_JOINED_CHARS, run.end())
+            while end < latest and _joins_previous(text, end):
                 end += 1
             yield start, text[start:end]
             start = end

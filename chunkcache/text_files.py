@@ -52,6 +52,12 @@ class TextFile:
             reason = error.strerror or type(error).__name__
             return ItemFailure(self.document_id, "unreadable", f"cannot be read: {reason}")
         encoding = next((e for mark, e in _BYTE_ORDER_MARKS if data.startswith(mark)), "utf-8")
+        if encoding == "utf-8" and _looks_like_utf16(data):
+            return ItemFailure(
+                self.document_id,
+                "invalid_encoding",
+                "looks like UTF-16 without a byte-order mark",
+            )
         try:
             return data.decode(encoding)
         except UnicodeDecodeError as error:
@@ -60,6 +66,16 @@ class TextFile:
                 "invalid_encoding",
                 f"is not {encoding.removesuffix('-sig').upper()} at byte {error.start}",
             )
+
+
+def _looks_like_utf16(data: bytes) -> bool:
+    """Whether at least a tenth of the bytes are controls that no text holds in number.
+
+    The high bytes of UTF-16 letters are small numbers, which UTF-8 reads as control characters.
+    """
+    sample = data[:65_536]
+    num_controls = sum(sample.count(bytes([c])) for c in range(32) if c not in b"\t\n\x0b\f\r\x1b")
+    return num_controls * 10 >= max(len(sample), 1)
 
 
 def find_text_files(paths: Iterable[Path]) -> Iterator[TextFile | ItemFailure]:

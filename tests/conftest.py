@@ -27,11 +27,14 @@ from chunkcache.store.host import HostTier
 from chunkcache.store.stack import TierStack
 from chunkcache.testing import write_tiny_model
 
+torch.set_num_threads(1)  # tiny models: a second thread only waits, above all on a busy machine
+
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 NAMESPACE = TenantNamespace(b"n" * 32)
 NO_LIMITS = FusionLimits(min_context_tokens=0, min_mean_chunk_tokens=0, max_ratio=2.0)
 SMALL_SETTINGS: dict[str, Any] = {
     "chunk_tokens": 24,
+    "preparation": "alone",
     "min_fused_context_tokens": 0,
     "min_mean_chunk_tokens": 0,
     "max_fused_ratio": 1.0,

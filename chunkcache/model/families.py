@@ -97,6 +97,17 @@ def spec_from_config(config: Any) -> ModelSpec:
             raise UnsupportedModelError(
                 f"model type {config.model_type!r} has {attribute!r}: {reason}"
             )
+    quantization = getattr(config, "quantization_config", None)
+    if quantization:
+        method = (
+            quantization.get("quant_method")
+            if isinstance(quantization, dict)
+            else getattr(quantization, "quant_method", None)
+        )
+        raise UnsupportedModelError(
+            f"the checkpoint is quantised ({getattr(method, 'value', method)}); use the original "
+            "weights or a GGUF file"
+        )
     facts = FAMILIES.get(config.model_type)
     if facts is None:
         raise UnsupportedModelError(

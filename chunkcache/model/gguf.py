@@ -12,9 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 from blake3 import blake3
 
 from chunkcache.errors import ModelFilesError, UnsupportedModelError
+from chunkcache.model.families import FAMILIES
+from chunkcache.model.loading_info import check_loading_info
 
 _DIGITS_THEN_BYTES = {
     "type": "Sequence",
@@ -63,6 +66,12 @@ def convert_gguf(gguf_path: Path, cache_dir: Path, progress: Progress) -> Path:
             f"converting {gguf_path.name} needs {needed_bytes:,} bytes in {cache_dir}, "
             f"{free_bytes:,} are free"
         )
+    available_bytes = psutil.virtual_memory().available
+    if 2 * needed_bytes > available_bytes:
+        raise ModelFilesError(
+            f"converting {gguf_path.name} needs about {2 * needed_bytes:,} bytes of memory, "
+            f"{available_bytes:,} are available"
+        )
     progress(f"converting {gguf_path.name} once ({needed_bytes / 1e6:,.0f} MB as fp32)")
     draft = Path(tempfile.mkdtemp(prefix=".converting-", dir=cache_dir))
     try:
@@ -92,7 +101,43 @@ def _inspect(gguf_path: Path) -> tuple[int, dict[str, Any] | None]:
             f"{gguf_path.name} uses the pre-tokenizer {name!r}; supported: "
             f"{', '.join(sorted(_PRE_TOKENIZERS))}"
         )
+    _check_contents(reader, gguf_path.name)
     return sum(int(t.n_elements) for t in reader.tensors), _PRE_TOKENIZERS[name]
+
+
+def _check_contents(reader: Any, file_name: str) -> None:
+    """Refuse what the converter would drop without a word or fail on late."""
+    architecture = reader.fields.get("general.architecture")
+    name = architecture.contents() if architecture is not None else None
+    if name not in FAMILIES:
+        raise UnsupportedModelError(f"{file_name} has the architecture {name!r}")
+    scaling = sorted(f for f in reader.fields if ".rope.scaling." in f)
+    scaling += [t.name for t in reader.tensors if t.name == "rope_freqs.weight"]
+    if scaling:
+        raise UnsupportedModelError(
+            f"{file_name} scales its rotation ({', '.join(scaling)}); the conversion would lose "
+            "that: use the original safetensors model"
+        )
+    kinds = {t.tensor_type for t in reader.tensors}
+    unknown = sorted(k.name for k in kinds if not _can_dequantise(k))
+    if unknown:
+        raise UnsupportedModelError(f"{file_name} has tensors of type {', '.join(unknown)}")
+
+
+def _can_dequantise(kind: Any) -> bool:
+    """Whether the library turns tensors of this type into floats; tried on one block of zeros."""
+    import numpy as np
+    from gguf import GGML_QUANT_SIZES
+    from gguf.quants import dequantize
+
+    if kind.name in ("F32", "F16"):
+        return True
+    block = np.zeros((1, GGML_QUANT_SIZES[kind][1]), dtype=np.uint8)
+    try:
+        dequantize(block, kind)
+    except NotImplementedError:
+        return False
+    return True
 
 
 def _convert_into(draft: Path, gguf_path: Path, pre_tokenizer: dict[str, Any] | None) -> None:
@@ -102,7 +147,11 @@ def _convert_into(draft: Path, gguf_path: Path, pre_tokenizer: dict[str, Any] | 
 
     folder, file_name = str(gguf_path.parent), gguf_path.name
     tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file_name)
-    model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file_name, dtype=torch.float32)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        folder, gguf_file=file_name, dtype=torch.float32, output_loading_info=True
+    )
+    model, info = loaded
+    check_loading_info(info, file_name)
     tokenizer.save_pretrained(draft)
     if pre_tokenizer is not None:
         path = draft / "tokenizer.json"

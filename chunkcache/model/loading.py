@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from chunkcache.errors import ModelFilesError, UnsupportedModelError
 from chunkcache.identity import ModelIdentity, digest_fields
 from chunkcache.model.demo import DEMO_MODEL, demo_gguf_path
 from chunkcache.model.families import spec_from_config
 from chunkcache.model.gguf import convert_gguf
+from chunkcache.model.loading_info import check_loading_info
 from chunkcache.model.runner import ModelRunner
 from chunkcache.model.template import PromptTemplate, render_chat, split_template
 from chunkcache.model.tokenising import TextTokenizer
@@ -81,7 +83,12 @@ def load_model(
     chosen = _choose_dtype(dtype, device)
     files = _weight_files(source_dir)
     definition = _tokenizer_definition(source_dir)
-    tokenizer = TextTokenizer(definition)
+    tokenizer = _tokenizer(definition, source_dir)
+    if tokenizer.max_token_id >= config.vocab_size:
+        raise ModelFilesError(
+            f"the tokenizer has ids up to {tokenizer.max_token_id}, the model an embedding of "
+            f"{config.vocab_size} rows: they do not belong together"
+        )
     weights = FileDigests(cache_dir / "weights-digests.json").digest_all(files)
     identity = _identity(config, weights, tokenizer, chosen)
     progress(f"loading {model}")
@@ -163,7 +170,11 @@ def _choose_dtype(dtype: str, device: str) -> torch.dtype:
 
 def _weight_files(source_dir: Path) -> list[Path]:
     index = _read_json(source_dir / "model.safetensors.index.json", required=False)
-    if index:
+    if (source_dir / "adapter_config.json").is_file():
+        raise UnsupportedModelError(
+            f"{source_dir.name} holds an adapter (adapter_config.json); merge it first"
+        )
+    if index and not (source_dir / "model.safetensors").is_file():
         names = sorted(set(index.get("weight_map", {}).values()))
         files = [source_dir / name for name in names]
     else:
@@ -188,20 +199,30 @@ def _tokenizer_definition(source_dir: Path) -> str:
         raise ModelFilesError(f"{path} cannot be read: {error}") from error
 
 
+def _tokenizer(definition: str, source_dir: Path) -> TextTokenizer:
+    try:
+        return TextTokenizer(definition)
+    except Exception as error:  # the tokenizers library raises bare exceptions
+        raise ModelFilesError(f"tokenizer.json in {source_dir} is not usable: {error}") from error
+
+
 def _load_weights(source_dir: Path, dtype: torch.dtype, device: str) -> Any:
     from transformers import AutoModelForCausalLM
 
     try:
         with _without_progress_bars():
-            model: Any = AutoModelForCausalLM.from_pretrained(
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
                 source_dir,
                 dtype=dtype,
                 trust_remote_code=False,
                 use_safetensors=True,
                 attn_implementation="sdpa",
+                output_loading_info=True,
             )
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ModelFilesError(f"the weights in {source_dir} cannot be loaded: {error}") from error
+    model, info = loaded
+    check_loading_info(info, source_dir.name)
     return model.to(device)
 
 

@@ -1,6 +1,7 @@
 """Rotation tables, always from the model's own rotary module, always in fp32."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -42,7 +43,7 @@ class Rotary:
     """
 
     def __init__(self, module: nn.Module, num_layers: int, length_dependent: bool) -> None:
-        self._module = module
+        self._module: Any = module
         self._table_of_layer = (0,) * num_layers
         self._length_dependent = length_dependent
         self._cached: RotaryTables | None = None
@@ -64,9 +65,23 @@ class Rotary:
         return made.take(slice(0, length_tokens))
 
     def _make(self, length_tokens: int) -> RotaryTables:
-        parameter = next(iter(self._module.buffers()))
-        probe = torch.empty(0, dtype=torch.float32, device=parameter.device)
-        positions = torch.arange(length_tokens, device=parameter.device)[None]
-        with torch.no_grad():
+        # The module changes its own buffers: they must not become inference tensors.
+        with torch.inference_mode(False), torch.no_grad():
+            self._forget_length()
+            parameter = next(iter(self._module.buffers()))
+            probe = torch.empty(0, dtype=torch.float32, device=parameter.device)
+            positions = torch.arange(length_tokens, device=parameter.device)[None]
             cos, sin = self._module(probe, positions)
         return RotaryTables(cos, sin, self._table_of_layer)
+
+    def _forget_length(self) -> None:
+        """Undo what a length-dependent module remembers of the longest sequence it has seen.
+
+        The library keeps the base it derived for it; a prompt's rotation must not depend on which
+        prompts came before.
+        """
+        module = self._module
+        original = getattr(module, "original_inv_freq", None)
+        if self._length_dependent and original is not None:
+            module.register_buffer("inv_freq", original.clone(), persistent=False)
+            module.max_seq_len_cached = module.original_max_seq_len

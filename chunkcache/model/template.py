@@ -113,10 +113,11 @@ def _split_rendered(
     user = {"role": "user", "content": _USER_MARK}
     try:
         text = render([{"role": "system", "content": _SYSTEM_MARK}, user])
-        has_system = text.count(_SYSTEM_MARK) == 1
     except UnsupportedModelError:
-        has_system = False
         text = ""
+    has_system = text.count(_SYSTEM_MARK) == 1
+    if has_system and text.index(_SYSTEM_MARK) > text.find(_USER_MARK):
+        raise UnsupportedModelError("the chat template prints the system text behind the user's")
     if not has_system:
         text = render([user])
     if text.count(_USER_MARK) != 1:

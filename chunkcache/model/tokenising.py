@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 
 from blake3 import blake3
 from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
 
 from chunkcache.errors import InvalidValueError
 from chunkcache.identity import TokenizerDigest
 
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 _MARKUP = re.compile(r"<.*>|\[.*\]", re.DOTALL)
 
 
@@ -26,6 +26,7 @@ class TextTokenizer:
 
     Attributes:
         digest: Digest of the definition.
+        max_token_id: The largest id there is.
         control_ids: Ids of every added token that is special or looks like markup.
     """
 
@@ -41,7 +42,9 @@ class TextTokenizer:
         parsed["added_tokens"] = [t for t in added if t["id"] not in self.control_ids]
         parsed["post_processor"] = None
         self._content = Tokenizer.from_str(json.dumps(parsed))
-        self.vocab_size = self._template.get_vocab_size(with_added_tokens=True)
+        vocab = self._template.get_vocab(with_added_tokens=True)
+        self.max_token_id = max(vocab.values())
+        self._byte_ids = frozenset(i for t, i in vocab.items() if _BYTE_TOKEN.fullmatch(t))
 
     def encode_template(self, text: str) -> tuple[int, ...]:
         """Encode text of our own or of the model's template; control tokens are read as such."""
@@ -81,31 +84,44 @@ class TextTokenizer:
 
     def stream(self) -> "IncrementalDecoder":
         """A decoder for one answer."""
-        decoder = DecodeStream(skip_special_tokens=True)
-        return IncrementalDecoder(lambda t: decoder.step(self._template, t), self.decode)
+        return IncrementalDecoder(self.decode, self._byte_ids)
 
 
 class IncrementalDecoder:
     """Turns a growing list of ids into text pieces that never end inside a character.
 
-    The pieces, joined, equal the text of all the ids at once.
+    The pieces, joined, equal the text of all the ids at once. Text is held back while its end may
+    still change: a replacement character (bytes that are not a character yet), and the text of
+    the newest tokens where what was certain before is no longer a prefix. A run of byte tokens is
+    held until it ends: one stray byte turns all of the run into replacement characters. Decoding
+    starts a few
+    tokens back (for tokenizers that treat a text's start in a special way), so a step costs the
+    same however long the answer is.
     """
 
     def __init__(
-        self,
-        step: Callable[[int], str | None],
-        decode: Callable[[Sequence[int]], str],
+        self, decode: Callable[[Sequence[int]], str], byte_ids: frozenset[int] = frozenset()
     ) -> None:
-        self._step = step
         self._decode = decode
+        self._byte_ids = byte_ids
         self._ids: list[int] = []
         self._emitted = ""
+        self._window_start = 0
+        self._num_certain = 0
 
     def push(self, token_id: int) -> str:
         """Add one id; returns the text that became certain (may be empty)."""
         self._ids.append(token_id)
-        piece = self._step(token_id) or ""
+        if token_id in self._byte_ids:
+            return ""
+        before = self._decode(self._ids[self._window_start : self._num_certain])
+        now = self._decode(self._ids[self._window_start :])
+        if not now.startswith(before) or now.endswith("\ufffd"):
+            return ""
+        piece = now[len(before) :]
         self._emitted += piece
+        self._window_start = max(0, self._num_certain - 1)
+        self._num_certain = len(self._ids)
         return piece
 
     def finish(self) -> str:

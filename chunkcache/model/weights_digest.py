@@ -2,7 +2,7 @@
 
 A model's name says nothing about its weights; their bytes do. Hashing half a gigabyte takes a
 fraction of a second, hashing tens of gigabytes does not, so digests are remembered by path, size,
-modification time and inode. The memory is a convenience: losing it costs a hash.
+the times of its last change and inode. The memory is a convenience: losing it costs a hash.
 """
 
 import json
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from chunkcache.identity import digest_fields
+from chunkcache.identity import DIGEST_BYTES, digest_fields
 
 
 class FileDigests:
@@ -28,11 +28,19 @@ class FileDigests:
         """Digest of one file's content, 32 bytes."""
         stat = path.stat()
         name = str(path.resolve())
-        fingerprint = [stat.st_size, stat.st_mtime_ns, stat.st_ino, stat.st_dev]
+        fingerprint = [
+            stat.st_size,
+            stat.st_mtime_ns,
+            stat.st_ctime_ns,
+            stat.st_ino,
+            stat.st_dev,
+        ]
         memory = self._recall()
         known = memory.get(name)
-        if isinstance(known, list) and known[:4] == fingerprint and len(known) == 5:
-            return bytes.fromhex(known[4])
+        if isinstance(known, list) and known[:-1] == fingerprint:
+            remembered = _digest_of(known[-1])
+            if remembered is not None:
+                return remembered
         value = blake3(max_threads=blake3.AUTO).update_mmap(path).digest()
         memory[name] = [*fingerprint, value.hex()]
         self._remember(memory)
@@ -59,3 +67,12 @@ class FileDigests:
         draft = self._memory_path.with_name(f"{self._memory_path.name}.{os.getpid()}")
         draft.write_text(json.dumps(memory))
         draft.replace(self._memory_path)
+
+
+def _digest_of(value: object) -> bytes | None:
+    """A remembered digest, or None for what is not one."""
+    try:
+        digest = bytes.fromhex(value) if isinstance(value, str) else b""
+    except ValueError:
+        return None
+    return digest if len(digest) == DIGEST_BYTES else None

@@ -36,6 +36,7 @@ class _Flight:
         self.warning: NotStored | None = None
         self.error: BaseException | None = None
         self.is_dropped = False
+        self.is_forgotten = False
 
 
 @dataclass(frozen=True)
@@ -145,6 +146,29 @@ class TierStack:
         if self._disk:
             dropped |= self._disk.delete_many(wanted)
         return len(dropped)
+
+    def forget(self, keys: Iterable[ChunkKey]) -> None:
+        """Drop copies in RAM of entries that a catalog transaction has removed from disk.
+
+        The disk is left alone: another document may have stored the same entry again since.
+        """
+        for key in keys:
+            with self._lock:
+                if key in self._flights:
+                    self._flights[key].is_forgotten = True
+            self._host.discard(key)
+
+    def keep(self, entry: Entry, guard: Guard) -> NotStored | None:
+        """Write an entry that RAM holds and the disk has not (any more).
+
+        Args:
+            entry: What to keep.
+            guard: As in :meth:`load_or_prefill`.
+
+        Returns:
+            Why it was not kept, if it was not.
+        """
+        return self._keep(entry, guard)
 
     def stats(self) -> TierStackStats:
         """A snapshot; counts of different tiers may be a few operations apart."""
@@ -256,7 +280,7 @@ class TierStack:
                 warning = NotStored.DROPPED
             if warning is not None:
                 self._not_stored[warning] += 1
-            if warning in _KEPT_IN_HOST:
+            if warning in _KEPT_IN_HOST and not flight.is_forgotten:
                 lease = self._host.put(entry, source=source, miss=miss, warning=warning)
             else:
                 lease = self._host.lease_outside(entry, source, miss=miss, warning=warning)

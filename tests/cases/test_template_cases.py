@@ -73,7 +73,9 @@ def _llama_like(
     model = change_model(
         name,
         tokenizer_config=retokenise,
-        config=lambda c: c.update(bos_token_id=1, eos_token_id=2, pad_token_id=2),
+        config=lambda c: c.update(
+            bos_token_id=1, eos_token_id=2, pad_token_id=2, max_position_embeddings=2048
+        ),
     )
     (model / "tokenizer.json").write_text(_metaspace_tokenizer(prepend), encoding="utf-8")
     return model

@@ -164,3 +164,30 @@ def test_many_threads_over_few_entries_in_little_ram(env, make_entry):
     assert stats.leases_open == 0
     assert stats.lookups == 8 * 60 == sum(stats.hits.values()) + sum(stats.misses.values())
     stack.check_integrity()
+
+
+def test_forgetting_during_a_computation_keeps_it_out_of_ram_and_on_disk(env, stack, make_entry):
+    """A catalog transaction has removed a document; another document's put of the chunk goes on."""
+    prefill = ScriptedPrefill(make_entry())
+    key = prefill.entry.key
+    prefill.may_finish.clear()
+    with ThreadPoolExecutor(1) as pool:
+        leader = pool.submit(stack.load_or_prefill, prefill.entry.identity, prefill)
+        assert prefill.started.wait(30)
+        stack.forget([key])
+        prefill.may_finish.set()
+        with leader.result() as lease:
+            assert lease.warning is None
+    assert stack.contains(key)
+    assert stack.stats().entries["host"] == 0
+
+
+def test_what_ram_alone_holds_can_be_kept(env, stack, make_entry):
+    prefill = ScriptedPrefill(make_entry())
+    key = prefill.entry.key
+    with stack.load_or_prefill(prefill.entry.identity, prefill) as lease:
+        env.update(lambda txn: txn.delete(Database.ENTRIES, key))
+        assert not stack.contains(key)
+        assert stack.keep(lease.entry, lambda txn: False) is NotStored.UNOWNED
+        assert stack.keep(lease.entry, lambda txn: True) is None
+    assert stack.contains(key)
