@@ -60,8 +60,6 @@ def _child(task: str, settings: dict[str, Any], work: dict[str, Any]) -> dict[st
 
 def _run_child() -> None:
     """What a child process does: one task, then its peak on stdout."""
-    from resource import RUSAGE_SELF, getrusage
-
     from chunkcache.chunk_cache import ChunkCache
     from chunkcache.precache import TextItem
 
@@ -81,8 +79,23 @@ def _run_child() -> None:
             kv_bytes *= num_tokens * runner.dtype.itemsize
             weight_bytes = sum(p.nbytes for p in runner.hf_model.parameters())
             limit = (weight_bytes + 2 * kv_bytes) / 1e6 + 600
-    peak = getrusage(RUSAGE_SELF).ru_maxrss * 1024 / 1e6
-    json.dump({"peak": peak, "limit": limit}, sys.stdout)
+    json.dump({"peak": _peak_rss_mb(), "limit": limit}, sys.stdout)
+
+
+def _peak_rss_mb() -> float:
+    """This process's peak since it began.
+
+    ``getrusage`` would also count what the parent held at the fork, so Linux's own counter is read
+    where there is one.
+    """
+    status = Path("/proc/self/status")
+    if status.is_file():
+        line = next(s for s in status.read_text().splitlines() if s.startswith("VmHWM:"))
+        return int(line.split()[1]) * 1024 / 1e6
+    from resource import RUSAGE_SELF, getrusage
+
+    unit_bytes = 1 if sys.platform == "darwin" else 1024
+    return getrusage(RUSAGE_SELF).ru_maxrss * unit_bytes / 1e6
 
 
 if __name__ == "__main__":

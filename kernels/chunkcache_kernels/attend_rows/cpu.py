@@ -1,7 +1,7 @@
 """The CPU path of ``attend_rows`` and ``column_mass``.
 
 Rows go in blocks of ``BLOCK_ROWS``. A block reads only the keys between the lower end of its
-first row's window and the position of its last row, so memory stays at ``[Hq, 32, T]`` and keys
+first row's window and the position of its last row, so memory stays at ``[Hq, 64, T]`` and keys
 that no row sees are never touched, which keeps whatever lies there (0 * NaN is NaN) out of the
 result. Keys in one run of slots are views; others are gathered once, into the same strides, so
 both give the same bits.
@@ -17,9 +17,9 @@ from torch import Tensor
 from chunkcache_kernels.masks import masked_softmax, soft_capped, visible
 from chunkcache_kernels.paged import KeySlots
 
-BLOCK_ROWS = 32
-"""The fused attention works on 32 rows at a time anyway; a larger block only reads keys that its
-earlier rows do not see (measured on rows spread over a prompt)."""
+BLOCK_ROWS = 64
+"""A larger block reads keys that its earlier rows do not see; a smaller one is too little work to
+share evenly between two cores (measured: ``docs/experiments.md``)."""
 
 
 @dataclass(frozen=True)
