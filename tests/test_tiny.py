@@ -8,8 +8,10 @@ import torch
 from chunkcache import AskOptions, DocumentRef, SamplingParams, TextItem
 
 
-def test_the_tour(open_cache: Callable[..., Any], passages: dict[str, str]) -> None:
-    cache = open_cache(preparation="preamble", model=None)
+def test_the_tour(
+    open_cache: Callable[..., Any], model_dir: Callable[..., Any], passages: dict[str, str]
+) -> None:
+    cache = open_cache(preparation="preamble", model=model_dir(max_position_embeddings=2048))
 
     # Documents are run through the model once; putting them again costs a look-up.
     stored = cache.put("tower", passages["tower"])

@@ -5,8 +5,7 @@ From a hub id, a local directory, a GGUF file, or the demo model. This is the on
 """
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,6 +20,7 @@ from chunkcache.model.demo import DEMO_MODEL, demo_gguf_path
 from chunkcache.model.families import spec_from_config
 from chunkcache.model.gguf import convert_gguf
 from chunkcache.model.loading_info import check_loading_info
+from chunkcache.model.quiet import without_progress_bars
 from chunkcache.model.runner import ModelRunner
 from chunkcache.model.template import PromptTemplate, render_chat, split_template
 from chunkcache.model.tokenising import TextTokenizer
@@ -210,7 +210,7 @@ def _load_weights(source_dir: Path, dtype: torch.dtype, device: str) -> Any:
     from transformers import AutoModelForCausalLM
 
     try:
-        with _without_progress_bars():
+        with without_progress_bars():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 source_dir,
                 dtype=dtype,
@@ -224,20 +224,6 @@ def _load_weights(source_dir: Path, dtype: torch.dtype, device: str) -> Any:
     model, info = loaded
     check_loading_info(info, source_dir.name)
     return model.to(device)
-
-
-@contextmanager
-def _without_progress_bars() -> Iterator[None]:
-    """Loading mapped weights takes less time than a bar takes to draw."""
-    from transformers.utils import logging
-
-    was_enabled = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            logging.enable_progress_bar()
 
 
 def _identity(

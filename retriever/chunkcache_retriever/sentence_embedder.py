@@ -4,8 +4,7 @@ The library is imported when a model is loaded, not before: that takes seconds.
 """
 
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from tokenizers import Tokenizer
 
 from chunkcache.errors import InvalidValueError, ModelFilesError, UnsupportedModelError
 from chunkcache.identity import digest_fields
+from chunkcache.model.quiet import without_progress_bars
 from chunkcache.model.weights_digest import FileDigests
 from chunkcache_retriever.embedder import Vectors
 
@@ -141,7 +141,7 @@ def _load(source_dir: Path, device: str) -> Any:
     from sentence_transformers import SentenceTransformer
 
     try:
-        with _without_progress_bars():
+        with without_progress_bars():
             model = SentenceTransformer(
                 str(source_dir),
                 device=device,
@@ -170,17 +170,3 @@ def _prompt(model: Any, *names: str) -> str:
     """What the model wants before a text of some kind, by the first name that it knows."""
     found = (model.prompts.get(name) for name in (*names, model.default_prompt_name))
     return next((prompt for prompt in found if prompt), "")
-
-
-@contextmanager
-def _without_progress_bars() -> Iterator[None]:
-    """A small model is there before a bar is drawn."""
-    from transformers.utils import logging
-
-    was_enabled = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            logging.enable_progress_bar()

@@ -16,7 +16,10 @@ from chunkcache.identity import (
     TokenizerDigest,
     chunk_id,
 )
+from chunkcache.store.disk import DiskTier
 from chunkcache.store.environment import StoreEnvironment
+from chunkcache.store.host import HostTier
+from chunkcache.store.stack import TierStack
 
 MODEL = ModelDigest(b"m" * 32)
 NAMESPACE = TenantNamespace(b"n" * 32)
@@ -97,3 +100,22 @@ def env(tmp_path: Path) -> Iterator[StoreEnvironment]:
     """An open, empty store."""
     with StoreEnvironment.open(tmp_path / "store", max_bytes=1 << 30) as environment:
         yield environment
+
+
+HOST_BYTES = 1 << 20
+
+
+@pytest.fixture
+def host() -> HostTier:
+    return HostTier(HOST_BYTES)
+
+
+@pytest.fixture
+def stack(env: StoreEnvironment, host: HostTier) -> Iterator[TierStack]:
+    stack = TierStack(host, DiskTier(env))
+    yield stack
+    stats = stack.stats()
+    assert stats.leases_open == 0
+    assert stats.lookups == sum(stats.hits.values()) + sum(stats.misses.values())
+    stack.check_integrity()
+    stack.close()

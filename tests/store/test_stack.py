@@ -5,7 +5,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-import pytest
 import torch
 
 from chunkcache.errors import EngineFailedError, RequestCancelledError
@@ -19,22 +18,6 @@ from chunkcache.store.transaction import Database
 from chunkcache.testing import ScriptedPrefill
 
 HOST_BYTES = 1 << 20
-
-
-@pytest.fixture
-def host():
-    return HostTier(HOST_BYTES)
-
-
-@pytest.fixture
-def stack(env, host):
-    stack = TierStack(host, DiskTier(env))
-    yield stack
-    stats = stack.stats()
-    assert stats.leases_open == 0
-    assert stats.lookups == sum(stats.hits.values()) + sum(stats.misses.values())
-    stack.check_integrity()
-    stack.close()
 
 
 def found(stack, identity) -> Lease:

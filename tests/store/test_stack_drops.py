@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-import pytest
 import torch
 
 from chunkcache.entry import Entry
@@ -14,24 +13,6 @@ from chunkcache.store.stack import TierStack
 from chunkcache.store.tier import MissReason, NotStored
 from chunkcache.store.transaction import Database
 from chunkcache.testing import ScriptedPrefill
-
-HOST_BYTES = 1 << 20
-
-
-@pytest.fixture
-def host():
-    return HostTier(HOST_BYTES)
-
-
-@pytest.fixture
-def stack(env, host):
-    stack = TierStack(host, DiskTier(env))
-    yield stack
-    stats = stack.stats()
-    assert stats.leases_open == 0
-    assert stats.lookups == sum(stats.hits.values()) + sum(stats.misses.values())
-    stack.check_integrity()
-    stack.close()
 
 
 def found(stack, identity) -> Lease:
