@@ -79,6 +79,8 @@ class _LoadedChunk:
     source: ChunkSource
     load_ms: float
     lease: Lease | None = None
+    has_entry: bool = False
+    is_stored: bool = False
     is_exact: bool = False
 
 
@@ -119,30 +121,30 @@ class Fusion:
         self._watch.restart()
         loaded: list[_LoadedChunk] = []
         try:
-            yield from self._load(loaded)
-            parts = self._final_parts(loaded)
-            layout = parts.layout()
-            device = self._runner.device
-            sequence = SequenceKV.over(
-                self._runner, self._pool.k, self._pool.v, self._pages.slots[: layout.num_tokens]
-            )
-            token_ids = torch.tensor(layout.token_ids, dtype=torch.int64, device=device)
-            kept = [c for c in loaded if c.source != "skipped"]
-            for chunk, segment in zip(kept, layout.chunks, strict=True):
-                if chunk.lease is not None:
-                    place_entry(sequence, chunk.lease.entry, segment.start)
-                    chunk.is_exact = self._plan.is_exact_at(segment.start, layout)
-                    chunk.lease.release()
-            self._watch.lap("place")
+            parts, layout = self._plan.parts, self._plan.layout
+            sequence = self._sequence(layout)
+            if self._plan.on_miss != "skip":
+                # Each entry is given back as soon as it is placed: a prompt's entries need not
+                # fit in memory beside its pages.
+                yield from self._load(loaded, lambda c: self._place(c, c.segment, layout, sequence))
+            else:
+                yield from self._load(loaded, lambda c: None)
+                parts = self._final_parts(loaded)
+                layout = parts.layout()
+                sequence = self._sequence(layout)
+                found = [c for c in loaded if c.source != "skipped"]
+                for chunk, segment in zip(found, layout.chunks, strict=True):
+                    self._place(chunk, segment, layout, sequence)
         finally:
             for chunk in loaded:
                 if chunk.lease is not None:
                     chunk.lease.release()
         yield
         self._watch.restart()
-        rows = rows_by_role(
-            layout, [c.lease is not None for c in kept], [c.is_exact for c in kept], device
-        )
+        device = self._runner.device
+        token_ids = torch.tensor(layout.token_ids, dtype=torch.int64, device=device)
+        kept = [c for c in loaded if c.source != "skipped"]
+        rows = rows_by_role(layout, [c.has_entry for c in kept], [c.is_exact for c in kept], device)
         selection, probe_ran = self._select(layout, sequence, token_ids, rows)
         yield
         self._watch.restart()
@@ -152,7 +154,24 @@ class Fusion:
         report = self._report(layout, loaded, recomputed)
         return FusionOutcome(logits, parts, layout, report)
 
-    def _load(self, loaded: list[_LoadedChunk]) -> Generator[None, None, None]:
+    def _sequence(self, layout: Layout) -> SequenceKV:
+        slots = self._pages.slots[: layout.num_tokens]
+        return SequenceKV.over(self._runner, self._pool.k, self._pool.v, slots)
+
+    def _place(
+        self, chunk: _LoadedChunk, segment: Segment, layout: Layout, sequence: SequenceKV
+    ) -> None:
+        """Place a chunk's entry, if it has one, where ``segment`` stands, and give it back."""
+        if chunk.lease is not None:
+            place_entry(sequence, chunk.lease.entry, segment.start)
+            chunk.is_exact = self._plan.is_exact_at(segment.start, layout)
+            chunk.lease.release()
+            chunk.lease = None
+        self._watch.lap("place")
+
+    def _load(
+        self, loaded: list[_LoadedChunk], on_loaded: Callable[[_LoadedChunk], None]
+    ) -> Generator[None, None, None]:
         plan = self._plan
         for segment, identity in zip(plan.layout.chunks, plan.identities, strict=True):
             if not plan.policy.places_entries:
@@ -167,6 +186,7 @@ class Fusion:
             elif isinstance(found, Lease):
                 stage = "prefill" if found.source == "computed" else "load"
                 chunk = _LoadedChunk(segment, found.source, self._watch.lap(stage), found)
+                chunk.has_entry, chunk.is_stored = True, found.warning is None
                 loaded.append(chunk)
                 self._note_load(segment, found)
             elif plan.on_miss == "error":
@@ -178,6 +198,7 @@ class Fusion:
             else:
                 loaded.append(_LoadedChunk(segment, "skipped", self._watch.lap("load")))
                 self._warn("chunk_skipped", f"left out: not cached ({found})", segment)
+            on_loaded(loaded[-1])
             yield
             self._watch.restart()
 
@@ -329,9 +350,8 @@ def _count(layout: Layout, loaded: Sequence[_LoadedChunk], recomputed: set[int])
             num_rerun = sum(p in recomputed for p in range(segment.start, segment.end))
             num_kept = num_tokens - num_rerun
             if chunk.source == "computed":
-                is_kept = chunk.lease is not None and chunk.lease.warning is None
-                written += num_tokens if is_kept else 0
-                num_inexact += num_kept if chunk.lease and not chunk.is_exact else 0
+                written += num_tokens if chunk.is_stored else 0
+                num_inexact += num_kept if chunk.has_entry and not chunk.is_exact else 0
             elif chunk.source == "not_loaded":
                 rerun += num_tokens
                 num_rerun = num_tokens
