@@ -108,7 +108,7 @@ class PromptPlanner:
             [self.identity(c.token_ids, parts.system_ids) for g in parts.documents for c in g],
             policy,
             preparation=str(runtime.preparation),
-            codec_is_lossless=runtime.codec.dtype == runtime.model.runner.dtype,
+            reuse_is_lossless=runtime.reuse_is_lossless,
             on_miss=options.on_miss,
             limits=runtime.limits,
         )

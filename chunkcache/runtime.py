@@ -14,6 +14,7 @@ from chunkcache.errors import InvalidValueError
 from chunkcache.fusion.layout import prompt_prefix_ids
 from chunkcache.fusion.plan import FusionLimits
 from chunkcache.fusion.preparation import Preparation
+from chunkcache.fusion.template_entries import TemplateEntries
 from chunkcache.identity import EntryIdentity, TenantNamespace, chunk_id, tenant_namespace
 from chunkcache.model.gate import GateReport, check_gate, gate_fingerprint, run_gate
 from chunkcache.model.loading import LoadedModel, load_model
@@ -45,6 +46,7 @@ class Runtime:
         engine: The model's thread.
         codec: How entries are kept.
         preparation: What chunks are prefilled behind.
+        reuse_is_lossless: Whether an entry placed behind what it was prefilled behind is exact.
         system: The default system prompt.
         splitter: Cuts documents for this model's tokenizer.
         limits: Where a full prefill runs instead of a fusion.
@@ -62,6 +64,9 @@ class Runtime:
         self.gate = gate
         self.codec: Codec = codec_by_name(settings.codec, runner.dtype)
         self.preparation = Preparation.parse(settings.preparation)
+        self.reuse_is_lossless = (
+            self.codec.dtype == runner.dtype and not runner.spec.rope_is_length_dependent
+        )
         self.system = DEFAULT_SYSTEM if settings.system is None else settings.system
         self.splitter = DocumentSplitter(model.tokenizer, settings.chunk_tokens)
         self.limits = FusionLimits(
@@ -83,6 +88,9 @@ class Runtime:
             model.tokenizer,
             self.pool,
             self._load_entry,
+            TemplateEntries(
+                self.prefill, codec_by_name("raw", runner.dtype), settings.template_tier_bytes
+            ).get,
             tile_rows=settings.decode_tile_rows,
             max_queued=settings.max_queued_requests,
         )

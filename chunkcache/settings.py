@@ -39,6 +39,8 @@ class Settings(BaseSettings):
     """Size in bytes that the store's data file may grow to."""
     host_tier_bytes: int = Field(default=1 << 30, ge=0)
     """Bytes of RAM for entries in front of the disk."""
+    template_tier_bytes: int = Field(default=256 << 20, ge=0)
+    """Bytes of RAM for entries of prompt openings and other template text."""
     codec: Literal["raw", "bf16", "raw32", "raw16"] = "bf16"
     """How keys and values are stored: ``raw`` is the compute dtype, ``bf16`` halves float32."""
     preparation: str = "preamble"

@@ -19,6 +19,7 @@ from chunkcache.fusion.plan import FusionLimits, FusionPlan, PromptParts, plan_f
 from chunkcache.fusion.policies.registry import PolicyOptions, make_policy
 from chunkcache.fusion.policy import Policy
 from chunkcache.fusion.preparation import Preparation
+from chunkcache.fusion.template_entries import TemplateEntries
 from chunkcache.identity import EntryIdentity, TenantNamespace
 from chunkcache.model.loading import LoadedModel, load_model
 from chunkcache.model.prefill import IsolatedPrefill
@@ -87,6 +88,7 @@ class Bench:
         runner = self.model.runner
         self.runner = runner
         self.prefill = IsolatedPrefill(runner)
+        self.templates = TemplateEntries(self.prefill, codec_by_name("raw", runner.dtype), 1 << 26)
         self.pool = PagePool(
             runner.spec,
             num_tokens=self.num_pool_tokens,
@@ -149,7 +151,8 @@ class Bench:
             identities,
             policy,
             preparation=preparation,
-            codec_is_lossless=chosen.dtype == self.runner.dtype,
+            reuse_is_lossless=chosen.dtype == self.runner.dtype
+            and not self.runner.spec.rope_is_length_dependent,
             on_miss="prefill",
             limits=limits,
         )
@@ -169,6 +172,7 @@ class Bench:
                 lambda identity, may_prefill: self.stack.load_or_prefill(
                     identity, lambda: self.prefill.compute(identity, codec)
                 ),
+                self.templates.get,
             ).steps()
             while True:
                 try:

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import TypeVar
 
 import structlog
@@ -29,6 +30,7 @@ from chunkcache.errors import (
     QueueFullError,
 )
 from chunkcache.fusion.fuse import Fusion, LoadEntry
+from chunkcache.fusion.template_entries import LoadTemplate
 from chunkcache.model.runner import ModelRunner
 from chunkcache.model.tokenising import TextTokenizer
 from chunkcache.pages import PagePool
@@ -45,7 +47,8 @@ class Engine:
         runner: The model; only the engine's thread runs it from now on.
         tokenizer: Turns answers into text.
         pool: Pages for the requests in flight.
-        load_entry: Finds or computes entries; called on the engine's thread.
+        load_entry: Finds or computes entries of chunks; called on the engine's thread.
+        load_template: Finds or computes entries of template text; likewise.
         tile_rows: Rows of the decode tile, and so answers that grow at once.
         max_queued: Requests that may wait.
     """
@@ -56,6 +59,7 @@ class Engine:
         tokenizer: TextTokenizer,
         pool: PagePool,
         load_entry: LoadEntry,
+        load_template: LoadTemplate,
         *,
         tile_rows: int,
         max_queued: int,
@@ -64,6 +68,7 @@ class Engine:
         self._tokenizer = tokenizer
         self._pool = pool
         self._load_entry = load_entry
+        self._load_template = load_template
         self._tile = DecodeTile(runner, pool, tile_rows)
         self._max_queued = max_queued
         self._inbox: queue.SimpleQueue[ActiveRequest | Callable[[], None] | None] = (
@@ -113,7 +118,7 @@ class Engine:
             raise InvalidValueError("max_tokens is less than 1", param="max_tokens")
         room = self.check_fits(job.plan.layout.num_tokens)
         if room < job.max_tokens:
-            job = GenerationJob(job.plan, job.sampling, room)
+            job = replace(job, max_tokens=room)
         stream = AnswerStream(on_cancel=lambda: self._inbox.put(lambda: None))
         request = ActiveRequest(job, stream, self._tokenizer, self._runner.eos_token_ids)
         with self._lock:
@@ -232,7 +237,14 @@ class Engine:
         self._waiting.popleft()
         request.pages = pages
         request.started_at = time.perf_counter()
-        fusion = Fusion(self._runner, self._pool, pages, request.job.plan, self._load_entry)
+        fusion = Fusion(
+            self._runner,
+            self._pool,
+            pages,
+            request.job.plan,
+            self._load_entry,
+            self._load_template,
+        )
         request.steps = fusion.steps()
         self._fusing = request
 

@@ -25,11 +25,17 @@ class GenerationJob:
         plan: The fusion.
         sampling: How tokens are drawn.
         max_tokens: Largest number of answer tokens, at least 1.
+        keeps_logits: Whether the answer comes with the logits of each step.
     """
 
     plan: FusionPlan
     sampling: SamplingParams
     max_tokens: int
+    keeps_logits: bool = False
+
+    def __post_init__(self) -> None:
+        """Growing an answer behind a given one would make two of them."""
+        assert not self.plan.parts.answer_ids or self.max_tokens == 1
 
 
 @dataclass
@@ -59,6 +65,7 @@ class ActiveRequest:
         self._sampler = Sampler(self.job.sampling)
         self._decoder = self.tokenizer.stream()
         self._text: list[str] = []
+        self._logits: list[torch.Tensor] = []
 
     @property
     def num_slots(self) -> int:
@@ -79,6 +86,8 @@ class ActiveRequest:
             logits: fp32 ``[vocab]``.
         """
         token_id = self._sampler.draw(logits)
+        if self.job.keeps_logits:
+            self._logits.append(logits)
         if not self.first_token_at:
             self.first_token_at = time.perf_counter()
         if token_id in self.eos_token_ids:
@@ -108,6 +117,8 @@ class ActiveRequest:
                 finish_reason=reason,
                 report=replace(report, timings=timings),
                 first_logits=self.outcome.logits,
+                given_logits=self.outcome.answer_logits,
+                step_logits=torch.stack(self._logits) if self._logits else None,
                 parts=self.outcome.parts,
             )
         )

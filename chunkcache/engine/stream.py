@@ -34,6 +34,9 @@ class Finished:
         finish_reason: Why it ended.
         report: What was reused and run.
         first_logits: fp32 ``[vocab]`` behind the prompt's last token.
+        given_logits: fp32 ``[A, vocab]`` behind the tokens of the plan's own answer, if it has one.
+        step_logits: fp32 ``[N, vocab]`` that each token (and the end token) was drawn from, where
+            the job asked for them; else none.
         parts: The prompt that was run.
     """
 
@@ -42,6 +45,8 @@ class Finished:
     finish_reason: FinishReason
     report: FusionReport
     first_logits: torch.Tensor
+    given_logits: torch.Tensor
+    step_logits: torch.Tensor | None
     parts: PromptParts
 
 

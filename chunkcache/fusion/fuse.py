@@ -5,13 +5,12 @@ can do other work in between without changing a bit of the result.
 """
 
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 
-from chunkcache.accounting import PromptTokenAccount
 from chunkcache.errors import CacheMissError
 from chunkcache.fusion.cost import CostMeter
 from chunkcache.fusion.layout import Layout, Segment
@@ -21,15 +20,22 @@ from chunkcache.fusion.policy import Candidates, RowSelection
 from chunkcache.fusion.recompute import (
     LayerRows,
     SequenceKV,
-    only_last_row,
+    only_rows_from,
     run_rows,
 )
+from chunkcache.fusion.reuse import LoadedChunk, count_reuse
 from chunkcache.fusion.rows import PromptRows, rows_by_role
 from chunkcache.fusion.signals import QueryProbe, value_deviation
+from chunkcache.fusion.template_entries import (
+    NOTHING_PLACED,
+    LoadTemplate,
+    PlacedTemplate,
+    place_template,
+)
 from chunkcache.identity import EntryIdentity
 from chunkcache.model.runner import ModelRunner
 from chunkcache.pages import PageLease, PagePool
-from chunkcache.results import ChunkSource, DocumentReport, FusionReport, ReuseWarning, Timings
+from chunkcache.results import FusionReport, ReuseWarning, Timings
 from chunkcache.store.lease import Lease
 from chunkcache.store.tier import MissReason, NotStored
 
@@ -43,12 +49,14 @@ class FusionOutcome:
 
     Attributes:
         logits: fp32 ``[vocab]`` of the prompt's last token.
+        answer_logits: fp32 ``[A, vocab]`` of the tokens of the answer that rode along, if any.
         parts: The prompt that was run (chunks left out by ``on_miss: skip`` are not in it).
         layout: Its layout.
         report: What was reused and what was run; timings without queue and decode.
     """
 
     logits: torch.Tensor
+    answer_logits: torch.Tensor
     parts: PromptParts
     layout: Layout
     report: FusionReport
@@ -73,17 +81,6 @@ class _Stopwatch:
         self._since = time.perf_counter()
 
 
-@dataclass
-class _LoadedChunk:
-    segment: Segment
-    source: ChunkSource
-    load_ms: float
-    lease: Lease | None = None
-    has_entry: bool = False
-    is_stored: bool = False
-    is_exact: bool = False
-
-
 class Fusion:
     """Runs one :class:`FusionPlan` on pages of its own.
 
@@ -92,7 +89,8 @@ class Fusion:
         pool: Where the pages are.
         pages: Slots for at least the plan's prompt.
         plan: What to do.
-        load_entry: Finds or computes entries.
+        load_entry: Finds or computes entries of chunks.
+        load_template: Finds or computes entries of template text.
     """
 
     def __init__(
@@ -102,12 +100,14 @@ class Fusion:
         pages: PageLease,
         plan: FusionPlan,
         load_entry: LoadEntry,
+        load_template: LoadTemplate,
     ) -> None:
         self._runner = runner
         self._pool = pool
         self._pages = pages
         self._plan = plan
         self._load_entry = load_entry
+        self._load_template = load_template
         self._watch = _Stopwatch()
         self._cost = CostMeter(runner.spec.num_layers)
         self._warnings: list[ReuseWarning] = list(plan.warnings)
@@ -119,7 +119,7 @@ class Fusion:
             CacheMissError: A chunk is missing and the plan says ``on_miss: error``.
         """
         self._watch.restart()
-        loaded: list[_LoadedChunk] = []
+        loaded: list[LoadedChunk] = []
         try:
             parts, layout = self._plan.parts, self._plan.layout
             sequence = self._sequence(layout)
@@ -144,22 +144,29 @@ class Fusion:
         device = self._runner.device
         token_ids = torch.tensor(layout.token_ids, dtype=torch.int64, device=device)
         kept = [c for c in loaded if c.source != "skipped"]
-        rows = rows_by_role(layout, [c.has_entry for c in kept], [c.is_exact for c in kept], device)
-        selection, probe_ran = self._select(layout, sequence, token_ids, rows)
+        template = self._place_template(layout, sequence)
+        rows = rows_by_role(
+            layout,
+            [c.has_entry for c in kept],
+            [c.is_exact for c in kept],
+            opening_is_placed=template.opening is not None,
+            device=device,
+        )
+        selection = self._select(layout, sequence, token_ids, rows, template)
         yield
         self._watch.restart()
         logits, recomputed = yield from self._recompute(
-            layout, sequence, token_ids, rows, selection, probe_ran
+            layout, sequence, token_ids, rows, selection
         )
-        report = self._report(layout, loaded, recomputed)
-        return FusionOutcome(logits, parts, layout, report)
+        report = self._report(layout, loaded, template, recomputed)
+        return FusionOutcome(logits[0], logits[1:], parts, layout, report)
 
     def _sequence(self, layout: Layout) -> SequenceKV:
         slots = self._pages.slots[: layout.num_tokens]
         return SequenceKV.over(self._runner, self._pool.k, self._pool.v, slots)
 
     def _place(
-        self, chunk: _LoadedChunk, segment: Segment, layout: Layout, sequence: SequenceKV
+        self, chunk: LoadedChunk, segment: Segment, layout: Layout, sequence: SequenceKV
     ) -> None:
         """Place a chunk's entry, if it has one, where ``segment`` stands, and give it back."""
         if chunk.lease is not None:
@@ -170,22 +177,22 @@ class Fusion:
         self._watch.lap("place")
 
     def _load(
-        self, loaded: list[_LoadedChunk], on_loaded: Callable[[_LoadedChunk], None]
+        self, loaded: list[LoadedChunk], on_loaded: Callable[[LoadedChunk], None]
     ) -> Generator[None, None, None]:
         plan = self._plan
         for segment, identity in zip(plan.layout.chunks, plan.identities, strict=True):
             if not plan.policy.places_entries:
-                loaded.append(_LoadedChunk(segment, "not_loaded", 0.0))
+                loaded.append(LoadedChunk(segment, "not_loaded", 0.0))
                 continue
             assert segment.chunk is not None
             found = self._load_entry(identity, plan.on_miss == "prefill")
             if isinstance(found, Lease) and found.warning == NotStored.NON_FINITE:
                 found.release()
-                loaded.append(_LoadedChunk(segment, "computed", self._watch.lap("prefill")))
+                loaded.append(LoadedChunk(segment, "computed", self._watch.lap("prefill")))
                 self._warn("entry_non_finite", "has no finite entry: ran in place", segment)
             elif isinstance(found, Lease):
                 stage = "prefill" if found.source == "computed" else "load"
-                chunk = _LoadedChunk(segment, found.source, self._watch.lap(stage), found)
+                chunk = LoadedChunk(segment, found.source, self._watch.lap(stage), found)
                 chunk.has_entry, chunk.is_stored = True, found.warning is None
                 loaded.append(chunk)
                 self._note_load(segment, found)
@@ -196,7 +203,7 @@ class Fusion:
                     param="document_ids",
                 )
             else:
-                loaded.append(_LoadedChunk(segment, "skipped", self._watch.lap("load")))
+                loaded.append(LoadedChunk(segment, "skipped", self._watch.lap("load")))
                 self._warn("chunk_skipped", f"left out: not cached ({found})", segment)
             on_loaded(loaded[-1])
             yield
@@ -217,9 +224,22 @@ class Fusion:
             ReuseWarning(code, f"chunk {chunk.chunk_index} {message}", chunk.document_id)
         )
 
-    def _final_parts(self, loaded: Sequence[_LoadedChunk]) -> PromptParts:
+    def _final_parts(self, loaded: Sequence[LoadedChunk]) -> PromptParts:
         skipped = {i for i, c in enumerate(loaded) if c.source == "skipped"}
         return self._plan.parts.without(skipped) if skipped else self._plan.parts
+
+    def _place_template(self, layout: Layout, sequence: SequenceKV) -> PlacedTemplate:
+        if not self._plan.policy.places_entries or not self._plan.identities:
+            return NOTHING_PLACED
+        placed = place_template(
+            layout,
+            sequence,
+            self._load_template,
+            self._plan.identities[0],
+            opening_is_exact=not self._runner.spec.rope_is_length_dependent,
+        )
+        self._watch.lap("prefill" if placed.num_computed else "load")
+        return placed
 
     def _select(
         self,
@@ -227,11 +247,18 @@ class Fusion:
         sequence: SequenceKV,
         token_ids: torch.Tensor,
         rows: PromptRows,
-    ) -> tuple[RowSelection, bool]:
-        # Rows behind the question cannot be seen by it: the probe leaves them out.
-        seen_by_question = rows.fixed[rows.fixed <= max(layout.query_positions, default=-1)]
+        template: PlacedTemplate,
+    ) -> RowSelection:
+        # The probe leaves out rows that the question cannot see, and rows with a stand-in.
+        last = max(layout.query_positions, default=-1)
+        probed = [p for p in rows.fixed.tolist() if p <= last and p not in template.stale]
         probe = QueryProbe(
-            self._runner, sequence, token_ids, seen_by_question, layout.query_positions, self._cost
+            self._runner,
+            sequence,
+            token_ids,
+            torch.tensor(probed, dtype=torch.int64, device=self._runner.device),
+            layout.query_positions,
+            self._cost,
         )
         candidates = Candidates(
             positions=rows.candidates,
@@ -243,7 +270,7 @@ class Fusion:
         selection = self._plan.policy.select(candidates)
         assert selection.chosen.shape == rows.candidates.shape
         self._watch.lap("probe")
-        return selection, probe.has_run
+        return selection
 
     def _recompute(
         self,
@@ -252,15 +279,11 @@ class Fusion:
         token_ids: torch.Tensor,
         rows: PromptRows,
         selection: RowSelection,
-        probe_ran: bool,
     ) -> Generator[None, None, tuple[torch.Tensor, torch.Tensor]]:
         """Run fixed and chosen rows; returns last logits and the recomputed candidates' positions."""
-        fixed = rows.fixed
-        if probe_ran:
-            fixed = fixed[fixed >= layout.prefix_end]
         recomputed = rows.candidates[selection.chosen]
-        running = torch.cat([fixed, recomputed]).sort().values
-        last = only_last_row(self._runner.spec.num_layers, layout.num_tokens - 1)
+        running = torch.cat([rows.fixed, recomputed]).sort().values
+        last = only_rows_from(self._runner.spec.num_layers, layout.prompt_end - 1)
         narrowing = selection.narrowing
 
         def hook(layer_rows: LayerRows) -> torch.Tensor | None:
@@ -286,17 +309,21 @@ class Fusion:
                 yield
                 self._watch.restart()
         assert result is not None
-        assert result.rows.tolist() == [layout.num_tokens - 1]
-        logits = self._runner.logits(result.hidden)[0]
+        assert result.rows.tolist() == list(range(layout.prompt_end - 1, layout.num_tokens))
+        logits = self._runner.logits(result.hidden)
         self._watch.lap("recompute")
         return logits, recomputed
 
     def _report(
-        self, layout: Layout, loaded: Sequence[_LoadedChunk], recomputed: torch.Tensor
+        self,
+        layout: Layout,
+        loaded: Sequence[LoadedChunk],
+        template: PlacedTemplate,
+        recomputed: torch.Tensor,
     ) -> FusionReport:
         plan = self._plan
         spent = self._watch.spent_ms
-        reuse = _count(layout, loaded, set(recomputed.tolist()))
+        reuse = count_reuse(layout, loaded, template.opening, set(recomputed.tolist()))
         return FusionReport(
             policy=str(plan.policy),
             requested_policy=str(plan.requested_policy),
@@ -315,74 +342,3 @@ class Fusion:
                 recompute_ms=spent["recompute"],
             ),
         )
-
-
-@dataclass(frozen=True)
-class _Reuse:
-    account: PromptTokenAccount
-    documents: tuple[DocumentReport, ...]
-    num_inexact: int
-
-
-_SLOWEST_FIRST: tuple[ChunkSource, ...] = (
-    "skipped",
-    "computed",
-    "remote",
-    "disk",
-    "host",
-    "device",
-    "not_loaded",
-)
-
-
-def _count(layout: Layout, loaded: Sequence[_LoadedChunk], recomputed: set[int]) -> _Reuse:
-    """Count every prompt token once, and per document."""
-    by_source: Counter = Counter()
-    exact = fused = rerun = written = num_inexact = 0
-    reports: dict[str, DocumentReport] = {}
-    placed = iter(layout.chunks)
-    for chunk in loaded:
-        assert chunk.segment.chunk is not None
-        num_tokens = num_rerun = 0
-        if chunk.source != "skipped":
-            segment = next(placed)
-            num_tokens = len(segment.token_ids)
-            num_rerun = sum(p in recomputed for p in range(segment.start, segment.end))
-            num_kept = num_tokens - num_rerun
-            if chunk.source == "computed":
-                written += num_tokens if chunk.is_stored else 0
-                num_inexact += num_kept if chunk.has_entry and not chunk.is_exact else 0
-            elif chunk.source == "not_loaded":
-                rerun += num_tokens
-                num_rerun = num_tokens
-            else:
-                rerun += num_rerun
-                by_source[chunk.source] += num_kept
-                exact += num_kept if chunk.is_exact else 0
-                fused += 0 if chunk.is_exact else num_kept
-                num_inexact += 0 if chunk.is_exact else num_kept
-        name = chunk.segment.chunk.document_id
-        before = reports.get(name)
-        report = DocumentReport(
-            name, num_tokens, int(num_tokens > 0), chunk.source, num_rerun, chunk.load_ms
-        )
-        if before is not None:
-            report = replace(
-                report,
-                tokens=before.tokens + report.tokens,
-                chunks=before.chunks + report.chunks,
-                source=min(before.source, report.source, key=_SLOWEST_FIRST.index),
-                recomputed_tokens=before.recomputed_tokens + report.recomputed_tokens,
-                load_ms=before.load_ms + report.load_ms,
-            )
-        reports[name] = report
-    account = PromptTokenAccount(
-        prompt_tokens=layout.num_tokens,
-        exact_prefix_tokens=exact,
-        fused_tokens=fused,
-        recomputed_tokens=rerun,
-        computed_tokens=layout.num_tokens - exact - fused - rerun,
-        cached_tokens_by_source=dict(by_source),
-        cache_write_tokens=written,
-    )
-    return _Reuse(account, tuple(reports.values()), num_inexact)

@@ -3,9 +3,11 @@
 Positions have one owner, this module. A prompt's token ``t`` is at position ``t``::
 
     [ before_system | system | before_documents | chunk chunk | joint | chunk ... |
-      before_question | question | after_question )
+      before_question | question | after_question | answer )
       template        template  template          chunk         template
-      template          query      template
+      template          query      template         answer
+
+An answer is part of a layout only where a given one is scored.
 """
 
 from collections.abc import Sequence
@@ -16,7 +18,7 @@ from typing import Literal
 from chunkcache.errors import InvalidValueError
 from chunkcache.model.template import PromptTemplate
 
-SegmentKind = Literal["template", "chunk", "query"]
+SegmentKind = Literal["template", "chunk", "query", "answer"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class Segment:
     """A run of consecutive tokens of one kind.
 
     Attributes:
-        kind: Template text, a chunk, or the question.
+        kind: Template text, a chunk, the question, or an answer to be scored.
         start: Position of the first token.
         token_ids: The tokens.
         chunk: The chunk, for segments of that kind.
@@ -89,8 +91,14 @@ class Layout:
 
     @cached_property
     def prefix_end(self) -> int:
-        """Position of the first chunk's first token; without chunks, the prompt's length."""
-        return self.chunks[0].start if self.chunks else self.num_tokens
+        """Position of the first chunk's first token; without chunks, the prompt's end."""
+        return self.chunks[0].start if self.chunks else self.prompt_end
+
+    @property
+    def prompt_end(self) -> int:
+        """One past the last position of the prompt: where the answer begins."""
+        last = self.segments[-1]
+        return last.start if last.kind == "answer" else last.end
 
     @cached_property
     def query_positions(self) -> tuple[int, ...]:
@@ -100,7 +108,7 @@ class Layout:
         """
         positions = [p for s in self.segments if s.kind == "query" for p in range(s.start, s.end)]
         if not positions and self.chunks:
-            positions = list(range(self.chunks[-1].end, self.num_tokens))
+            positions = list(range(self.chunks[-1].end, self.prompt_end))
         return tuple(positions)
 
 
@@ -109,6 +117,7 @@ def build_layout(
     system_ids: tuple[int, ...],
     documents: Sequence[Sequence[ChunkRef]],
     question_ids: tuple[int, ...],
+    answer_ids: tuple[int, ...] = (),
 ) -> Layout:
     """Lay out a prompt.
 
@@ -118,6 +127,7 @@ def build_layout(
         documents: Per document its chunks, in order. Chunks of one document follow each other
             directly (cutting loses no character); between documents stands the joint.
         question_ids: The question's tokens, possibly none.
+        answer_ids: An answer to be scored behind the prompt.
     """
     pieces: list[tuple[SegmentKind, tuple[int, ...], ChunkRef | None]] = [
         ("template", prompt_prefix_ids(template, system_ids), None)
@@ -129,6 +139,7 @@ def build_layout(
     pieces.append(("template", template.before_question, None))
     pieces.append(("query", question_ids, None))
     pieces.append(("template", template.after_question, None))
+    pieces.append(("answer", answer_ids, None))
     segments = []
     position = 0
     for kind, token_ids, chunk in pieces:

@@ -5,7 +5,7 @@ Everything that can be decided before any model work is decided here, so that a 
 
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from chunkcache.fusion.layout import ChunkRef, Layout, build_layout
@@ -42,16 +42,21 @@ class PromptParts:
         system_ids: The system prompt's tokens.
         documents: Per document its chunks.
         question_ids: The question's tokens.
+        answer_ids: An answer that rides along to be scored: the logits behind each of its tokens
+            come out beside those behind the prompt.
     """
 
     template: PromptTemplate
     system_ids: tuple[int, ...]
     documents: tuple[tuple[ChunkRef, ...], ...]
     question_ids: tuple[int, ...]
+    answer_ids: tuple[int, ...] = ()
 
     def layout(self) -> Layout:
         """Lay it out."""
-        return build_layout(self.template, self.system_ids, self.documents, self.question_ids)
+        return build_layout(
+            self.template, self.system_ids, self.documents, self.question_ids, self.answer_ids
+        )
 
     def without(self, skipped: AbstractSet[int]) -> "PromptParts":
         """The same prompt without some chunks (by index over all documents)."""
@@ -62,7 +67,7 @@ class PromptParts:
             index += len(chunks)
             if kept:
                 documents.append(kept)
-        return PromptParts(self.template, self.system_ids, tuple(documents), self.question_ids)
+        return replace(self, documents=tuple(documents))
 
 
 @dataclass(frozen=True)
@@ -76,7 +81,8 @@ class FusionPlan:
         policy: The policy that runs.
         requested_policy: The one asked for.
         preparation: Canonical text of the preparation.
-        codec_is_lossless: Whether entries hold exactly what the model computed.
+        reuse_is_lossless: Whether an entry placed behind what it was prefilled behind is exact: the
+            codec keeps the compute dtype, and the rotation does not depend on the prompt's length.
         on_miss: What to do about a chunk without an entry.
         warnings: Fallbacks decided here.
     """
@@ -87,7 +93,7 @@ class FusionPlan:
     policy: Policy
     requested_policy: Policy
     preparation: str
-    codec_is_lossless: bool
+    reuse_is_lossless: bool
     on_miss: OnMiss
     warnings: tuple[ReuseWarning, ...]
 
@@ -100,7 +106,7 @@ class FusionPlan:
 
         True for the first chunk of a prompt whose opening is what the chunk was prefilled behind.
         """
-        if not self.codec_is_lossless or not self.identities or start != layout.prefix_end:
+        if not self.reuse_is_lossless or not self.identities or start != layout.prefix_end:
             return False
         return layout.token_ids[:start] == self.identities[0].prefix_ids
 
@@ -111,7 +117,7 @@ def plan_fusion(
     policy: Policy,
     *,
     preparation: str,
-    codec_is_lossless: bool,
+    reuse_is_lossless: bool,
     on_miss: OnMiss,
     limits: FusionLimits,
 ) -> FusionPlan:
@@ -122,7 +128,7 @@ def plan_fusion(
         identities: Per chunk, in order, the entry it wants.
         policy: The policy asked for.
         preparation: Canonical text of the preparation.
-        codec_is_lossless: Whether the codec keeps the compute dtype.
+        reuse_is_lossless: Whether an entry placed behind what it was prefilled behind is exact.
         on_miss: What to do about a chunk without an entry.
         limits: Where a full prefill runs instead.
     """
@@ -136,7 +142,7 @@ def plan_fusion(
         policy=Full() if runs_full else policy,
         requested_policy=policy,
         preparation=preparation,
-        codec_is_lossless=codec_is_lossless,
+        reuse_is_lossless=reuse_is_lossless,
         on_miss=on_miss,
         warnings=() if warning is None else (warning,),
     )

@@ -158,12 +158,12 @@ def finish_rows(steps: Iterator[RowsResult | None]) -> RowsResult:
     return result
 
 
-def only_last_row(num_layers: int, last: int) -> Hook:
-    """A hook that leaves only position ``last`` at the last layer: others are not needed there."""
+def only_rows_from(num_layers: int, first: int) -> Hook:
+    """A hook that leaves positions from ``first`` on at the last layer: others end there."""
 
     def hook(layer_rows: LayerRows) -> torch.Tensor | None:
         if layer_rows.layer < num_layers - 1:
             return None
-        return torch.nonzero(layer_rows.rows == last).flatten()
+        return torch.nonzero(layer_rows.rows >= first).flatten()
 
     return hook

@@ -12,7 +12,8 @@ class PromptRows:
     """The rows of one prompt by their role.
 
     Attributes:
-        fixed: int64, ascending: template, question, and chunks that have no entry.
+        fixed: int64, ascending: template, question, and chunks that have no entry; the opening
+            only if no entry of it was placed.
         candidates: int64, ascending: tokens of placed chunks that are not exact.
         chunk_of: int64, beside ``candidates``: index of the chunk segment.
         offset_in_chunk: int64, beside ``candidates``.
@@ -25,7 +26,12 @@ class PromptRows:
 
 
 def rows_by_role(
-    layout: Layout, placed: list[bool], exact: list[bool], device: torch.device
+    layout: Layout,
+    placed: list[bool],
+    exact: list[bool],
+    *,
+    opening_is_placed: bool,
+    device: torch.device,
 ) -> PromptRows:
     """Split a layout's positions into fixed rows and candidates.
 
@@ -33,6 +39,8 @@ def rows_by_role(
         layout: The prompt.
         placed: Per chunk segment, whether an entry was placed for it.
         exact: Per chunk segment, whether that entry is exact where it stands.
+        opening_is_placed: Whether an entry was placed for the template text in front of the
+            first chunk.
         device: Where the tensors go.
     """
     fixed: list[int] = []
@@ -43,7 +51,8 @@ def rows_by_role(
     for segment in layout.segments:
         positions = range(segment.start, segment.end)
         if segment.kind != "chunk":
-            fixed += positions
+            if segment.start > 0 or not opening_is_placed:
+                fixed += positions
             continue
         chunk_index += 1
         if not placed[chunk_index]:

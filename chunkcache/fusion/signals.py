@@ -1,8 +1,8 @@
 """Signals about stale rows, computed lazily at final global positions.
 
-``QueryProbe``: the rows that always run (template and question) go through the layers once over
-the stale pages, and the attention that the question's rows give each token is added up. The rows
-in front of the first chunk come out exact, so they are not run again.
+``QueryProbe``: the question's rows, and others in front of them that nothing stands in for, go
+through the layers once over the stale pages, and the attention that the question's rows give each
+token is added up.
 """
 
 from collections.abc import Sequence
@@ -24,13 +24,9 @@ class QueryProbe:
         runner: The model.
         sequence: Pages with every chunk placed.
         token_ids: int64 ``[num_tokens]`` of the prompt.
-        fixed_rows: Rows to run: template and question positions up to the question's last,
-            ascending.
+        probed_rows: Rows to run, ascending; the question's are among them, none is behind it.
         query_positions: Which of them are the question.
         cost: Charged for the rows.
-
-    Attributes:
-        has_run: Whether the probe ran, so that rows before the first chunk are final.
     """
 
     def __init__(
@@ -38,23 +34,25 @@ class QueryProbe:
         runner: ModelRunner,
         sequence: SequenceKV,
         token_ids: torch.Tensor,
-        fixed_rows: torch.Tensor,
+        probed_rows: torch.Tensor,
         query_positions: Sequence[int],
         cost: CostMeter,
     ) -> None:
         self._runner = runner
         self._sequence = sequence
         self._token_ids = token_ids
-        self._fixed_rows = fixed_rows
-        self._query = torch.tensor(query_positions, dtype=torch.int64, device=fixed_rows.device)
+        self._probed_rows = probed_rows
+        self._query = torch.tensor(query_positions, dtype=torch.int64, device=probed_rows.device)
         self._cost = cost
-        self.has_run = False
 
     def attention(self, layers: tuple[int, ...], aggregation: Aggregation) -> torch.Tensor:
-        """Attention mass over all tokens ``[num_tokens]`` fp32, added up over ``layers``."""
+        """Attention mass over all tokens ``[num_tokens]`` fp32, added up over ``layers``.
+
+        Nothing runs behind the last of them.
+        """
         runner, sequence, spec = self._runner, self._sequence, self._runner.spec
         total = torch.zeros(len(self._token_ids), device=self._token_ids.device)
-        last_layer = spec.num_layers - 1
+        last_layer = max(layers)
 
         def hook(layer_rows: LayerRows) -> torch.Tensor | None:
             layer = layer_rows.layer
@@ -79,10 +77,9 @@ class QueryProbe:
 
         finish_rows(
             run_rows(
-                runner, sequence, self._token_ids, self._fixed_rows, cost=self._cost, hook=hook
+                runner, sequence, self._token_ids, self._probed_rows, cost=self._cost, hook=hook
             )
         )
-        self.has_run = True
         return total
 
 

@@ -20,18 +20,12 @@ class IsolatedPrefill:
     The keys and values of the most recent prefix are kept, so that a corpus prepared behind one
     prefix pays for it once. For a rotation that depends on the length they are not reused: a
     prefix's rotated keys would differ from chunk to chunk.
-
-    Attributes:
-        num_prefills: Chunks computed since construction.
-        num_tokens: Their tokens.
     """
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
         self._prefix_ids: tuple[int, ...] = ()
         self._prefix_kv: tuple[torch.Tensor, torch.Tensor] | None = None
-        self.num_prefills = 0
-        self.num_tokens = 0
 
     @torch.inference_mode()
     def compute(self, identity: EntryIdentity, codec: Codec) -> Entry:
@@ -66,8 +60,6 @@ class IsolatedPrefill:
         token_ids = torch.tensor(prefix_ids + chunk_ids, device=runner.device)
         cost = CostMeter(spec.num_layers)
         finish_rows(run_rows(runner, sequence, token_ids, rows, cost=cost, hook=capture))
-        self.num_prefills += 1
-        self.num_tokens += num_tokens
         return Entry(identity, identity.key(), k_out, v_out)
 
     def _prefix(self, prefix_ids: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:

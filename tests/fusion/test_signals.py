@@ -1,6 +1,7 @@
 """Signals against their definitions, computed in another way."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -36,7 +37,8 @@ def _spy(layers: tuple[int, ...], aggregation: str) -> _Spy:
 def test_query_attention_is_the_library_s_attention(
     bench_of: Callable[..., Any], aggregation: str
 ) -> None:
-    """One chunk behind its own opening is exact, so the stale pages are a plain forward's.
+    """One chunk behind its own opening is exact, and without template text between it and the
+    question, what the question sees is a plain forward's.
 
     1. The library's attention probabilities of the question's rows.
     2. The probe's mass over the placed chunk.
@@ -44,7 +46,9 @@ def test_query_attention_is_the_library_s_attention(
     bench = bench_of("llama")
     spy = _spy((0, 1), aggregation)
     plan = bench.plan([bench.draw(40, 1)], spy, preparation="system", codec="raw")
-    object.__setattr__(plan, "codec_is_lossless", False)
+    template = replace(plan.parts.template, before_question=())
+    parts = replace(plan.parts, template=template)
+    plan = replace(plan, parts=parts, layout=parts.layout(), reuse_is_lossless=False)
     run = bench.run(plan)
     model = bench.runner.hf_model
     ids = torch.tensor([run.layout.token_ids])

@@ -62,6 +62,7 @@ def test_a_vanished_entry_is_recomputed(
     cache.runtime.stack.drop([i.key() for i in identities])
     met = cache.answer(QUESTION, ["tower"], policy="none")
     assert met.text == sound.text
-    assert met.report.account.cached_tokens == 0
+    assert met.report.account.fused_tokens == 0
+    assert met.report.account.cached_tokens == met.report.account.exact_prefix_tokens
     assert met.report.account.cache_write_tokens == met.report.documents[0].tokens
     assert cache.answer(QUESTION, ["tower"], policy="none").report.documents[0].source == "host"

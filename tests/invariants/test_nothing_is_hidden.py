@@ -52,9 +52,10 @@ def test_every_token_is_counted_once(
             continue
         if plan.policy.places_entries:
             assert account.fused_tokens + account.recomputed_tokens == num_context
-            assert account.cached_tokens_by_source == (
-                {"host": account.fused_tokens} if lengths else {}
-            )
+            opening = plan.layout.prefix_end
+            assert account.exact_prefix_tokens == (opening if lengths else 0)
+            assert sum(account.cached_tokens_by_source.values()) == account.cached_tokens
+            assert set(account.cached_tokens_by_source) == ({"host"} if lengths else set())
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.15, 1.0])
@@ -90,17 +91,24 @@ def test_where_fusion_cannot_pay_it_runs_in_full_and_says_so(
 
 
 def test_the_charge_counts_probes_and_fixed_rows(bench_of: Callable[..., Any]) -> None:
-    """By hand, for two layers: rows of the probe (both layers) and of the recompute."""
+    """By hand, for two layers: rows of the probe (both layers) and of the recompute.
+
+    The opening is an entry: only ``full`` runs its rows.
+    """
     bench = bench_of("llama")
     chunks = [bench.draw(60, 1), bench.draw(40, 2)]
     plan = bench.plan(chunks, "query", recompute_ratio=0.25)
-    num_fixed = plan.layout.num_tokens - 100
-    num_behind = num_fixed - plan.layout.prefix_end
-    num_after = plan.layout.num_tokens - 1 - plan.layout.query_positions[-1]
+    num_fixed = plan.layout.num_tokens - plan.layout.prefix_end - 100
+    num_probed = len(plan.layout.query_positions)
     charged = bench.run(plan).outcome.report.charged_ratio
-    assert charged == pytest.approx(2 * (num_fixed - num_after + num_behind + 25) / 200)
+    assert charged == pytest.approx(2 * (num_probed + num_fixed + 25) / 200)
+    early = bench.plan(chunks, "query", recompute_ratio=0.25, layers="0-0")
+    charged = bench.run(early).outcome.report.charged_ratio
+    assert charged == pytest.approx((num_probed + 2 * (num_fixed + 25)) / 200)
     deviation = bench.run(bench.plan(chunks, "deviation", recompute_ratio=0.25)).outcome.report
-    assert deviation.charged_ratio == pytest.approx(2 * plan.layout.num_tokens / 200)
+    assert deviation.charged_ratio == pytest.approx(2 * (num_fixed + 100) / 200)
+    full = bench.run(bench.plan(chunks, "full")).outcome.report
+    assert full.charged_ratio == pytest.approx(2 * plan.layout.num_tokens / 200)
     none = bench.run(bench.plan(chunks, "none")).outcome.report
     assert none.charged_ratio == pytest.approx(2 * num_fixed / 200)
 
@@ -131,11 +139,11 @@ def test_an_exact_first_chunk_is_counted_as_a_prefix(bench_of: Callable[..., Any
     chunks = [bench.draw(40, 1), bench.draw(30, 2)]
     run = bench.run(bench.plan(chunks, "hybrid", preparation="system", recompute_ratio=0.5))
     run = bench.run(bench.plan(chunks, "hybrid", preparation="system", recompute_ratio=0.5))
-    assert run.outcome.report.account.exact_prefix_tokens == 40
+    assert run.outcome.report.account.exact_prefix_tokens == run.layout.prefix_end + 40
     assert run.outcome.report.account.recomputed_tokens == 15
     plain_k, plain_v = bench.plain_kv(run.layout.token_ids)
     end = run.layout.chunks[0].end
     assert (run.k[:, :end] - plain_k[:, :end]).abs().max() <= 1e-4
     assert (run.v[:, :end] - plain_v[:, :end]).abs().max() <= 1e-4
     lossy = bench.run(bench.plan(chunks, "none", preparation="system", codec="bf16"))
-    assert lossy.outcome.report.account.exact_prefix_tokens == 0
+    assert lossy.outcome.report.account.exact_prefix_tokens == run.layout.prefix_end

@@ -1,10 +1,12 @@
 """The CPU path of ``attend_rows`` and ``column_mass``.
 
-Rows go in blocks of ``BLOCK_ROWS``. A block reads only the keys between the lower end of its
-first row's window and the position of its last row, so memory stays at ``[Hq, 64, T]`` and keys
-that no row sees are never touched, which keeps whatever lies there (0 * NaN is NaN) out of the
-result. Keys in one run of slots are views; others are gathered once, into the same strides, so
-both give the same bits.
+Rows go in blocks of ``BLOCK_ROWS``, the query heads of one KV head folded into rows so that one
+product serves them all. The keys that every row of a block sees are attended without a mask; the
+few between the block's first and last position go under a mask, and the two parts are joined by
+their log-sum-exp. A block reads only the keys between the lower end of its first row's window and
+the position of its last row, so keys that no row sees are never touched, which keeps whatever lies
+there (0 * NaN is NaN) out of the result. Keys in one run of slots are views; others are gathered
+once, into the same strides, so both give the same bits.
 """
 
 from collections.abc import Iterator
@@ -17,22 +19,37 @@ from torch import Tensor
 from chunkcache_kernels.masks import masked_softmax, soft_capped, visible
 from chunkcache_kernels.paged import KeySlots
 
-BLOCK_ROWS = 64
-"""A larger block reads keys that its earlier rows do not see; a smaller one is too little work to
-share evenly between two cores (measured: ``docs/experiments.md``)."""
+BLOCK_ROWS = 128
+"""Rows that share one unmasked part: more rows make larger products, but more masked keys."""
+MASKED_ROWS = 64
+"""Rows of one masked part (both measured: ``docs/experiments.md``)."""
+SCORE_ELEMENTS = 4 << 20
+"""Largest number of scores held at once where they must be held."""
+
+# The public scaled_dot_product_attention drops the log-sum-exp of the operator that it runs.
+_attend_with_lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001
 
 
 @dataclass(frozen=True)
-class _Block:
-    """Rows ``rows`` and the keys ``keys`` that any of them may see; ``seen`` None means all.
+class _Part:
+    """Keys ``keys`` under a mask, for the rows ``rows`` of a block.
 
-    ``mask`` is ``seen`` as what is added to scores: 0 or minus infinity.
+    ``mask`` is what is added to scores, 0 or minus infinity, ``[G * R, T]``: once for each of the
+    G query heads of a KV head.
     """
 
     rows: slice
     keys: slice
-    seen: Tensor | None
-    mask: Tensor | None
+    mask: Tensor
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Rows ``rows``; all of them see the keys ``common``, each belongs to one of ``parts``."""
+
+    rows: slice
+    common: slice
+    parts: tuple[_Part, ...]
 
 
 @dataclass(frozen=True)
@@ -68,16 +85,17 @@ def attend_rows_cpu(
         return out[0].transpose(0, 1).contiguous()
 
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
-    for block in _blocks(keys, query_positions, window, q.dtype):
-        rows, block_k, block_v = queries[:, block.rows], k[:, block.keys], v[:, block.keys]
-        if softcap is None:
-            attended = F.scaled_dot_product_attention(
-                rows[None], block_k[None], block_v[None], block.mask, scale=scale, enable_gqa=True
-            )[0]
-        else:
-            weights = _probabilities(rows, block_k, block.seen, scale, softcap).to(q.dtype)
-            attended = (weights.flatten(1, 2) @ block_v).reshape(rows.shape)
-        out[block.rows] = attended.transpose(0, 1)
+    if softcap is not None:
+        for rows, seen_keys in _score_slices(keys, query_positions, window, q.shape[1]):
+            seen = visible(query_positions[rows], keys.positions[seen_keys], window)
+            weights = _probabilities(queries[:, rows], k[:, seen_keys], seen, scale, softcap)
+            attended = weights.to(q.dtype).flatten(1, 2) @ v[:, seen_keys]
+            out[rows] = attended.reshape(q.shape[1], -1, q.shape[2]).transpose(0, 1)
+        return out
+    grouped = queries.unflatten(0, (k.shape[0], -1))
+    for block in _blocks(keys, query_positions, window, q.dtype, grouped.shape[1]):
+        attended = _attend_block(grouped[:, :, block.rows], k, v, block, scale)
+        out[block.rows] = attended.flatten(0, 1).transpose(0, 1)
     return out
 
 
@@ -96,14 +114,13 @@ def column_mass_cpu(
     k = ordered.read(k_pages).transpose(0, 1)
     queries = q.transpose(0, 1)
     mass = torch.zeros(len(ordered), dtype=torch.float32)
-    for block in _blocks(ordered, query_positions, window, q.dtype):
-        weights = _probabilities(
-            queries[:, block.rows], k[:, block.keys], block.seen, scale, softcap
-        )
+    for rows, seen_keys in _score_slices(ordered, query_positions, window, q.shape[1]):
+        seen = visible(query_positions[rows], ordered.positions[seen_keys], window)
+        weights = _probabilities(queries[:, rows], k[:, seen_keys], seen, scale, softcap)
         if reduce == "sum":
-            mass[block.keys] += weights.sum((0, 1, 2))
+            mass[seen_keys] += weights.sum((0, 1, 2))
         else:
-            mass[block.keys] += weights.mean((0, 1)).square_().sum(0)
+            mass[seen_keys] += weights.mean((0, 1)).square_().sum(0)
     if reduce == "l2":
         mass.sqrt_()
     if ordered is keys:
@@ -122,10 +139,14 @@ def _is_full_prefill(keys: KeySlots, query_positions: Tensor, window: int | None
 
 
 def _blocks(
-    keys: KeySlots, query_positions: Tensor, window: int | None, dtype: torch.dtype
+    keys: KeySlots,
+    query_positions: Tensor,
+    window: int | None,
+    dtype: torch.dtype,
+    num_groups: int,
 ) -> tuple[_Block, ...]:
     """The blocks of some rows; made at a request's first layer, remembered for the others."""
-    name = f"row blocks, window {window}"
+    name = f"row blocks, window {window}, {num_groups} heads"
     known = keys.memo.get(name)
     if (
         isinstance(known, _RowBlocks)
@@ -133,40 +154,93 @@ def _blocks(
         and known.dtype == dtype
     ):
         return known.blocks
-    blocks = tuple(_cut(keys, query_positions, window, dtype))
+    blocks = tuple(_cut(keys, query_positions, window, dtype, num_groups))
     keys.memo[name] = _RowBlocks(query_positions, dtype, blocks)
     return blocks
 
 
 def _cut(
-    keys: KeySlots, query_positions: Tensor, window: int | None, dtype: torch.dtype
+    keys: KeySlots,
+    query_positions: Tensor,
+    window: int | None,
+    dtype: torch.dtype,
+    num_groups: int,
 ) -> Iterator[_Block]:
     """Cut rows into blocks, with key ranges; blocks that see no key are left out."""
-    positions = keys.positions
-    num_rows = query_positions.shape[0]
+    lows, highs = _key_bounds(keys, query_positions, window)
+    num_rows = len(highs)
     for first in range(0, num_rows, BLOCK_ROWS):
-        rows = slice(first, min(first + BLOCK_ROWS, num_rows))
-        row_positions = query_positions[rows]
-        high = int(torch.searchsorted(positions, row_positions[-1:], right=True))
-        low = 0
-        if window is not None:
-            low = int(torch.searchsorted(positions, row_positions[:1] - window, right=True))
+        end = min(first + BLOCK_ROWS, num_rows)
+        low, high = lows[first], highs[end - 1]
         if low >= high:
             continue
-        seen = visible(row_positions, positions[low:high], window)
-        if bool(seen.all()):
-            yield _Block(rows, slice(low, high), None, None)
-            continue
-        mask = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, float("-inf"))
-        yield _Block(rows, slice(low, high), seen, mask)
+        # Keys that leave the window of a later row are masked with the rest. The last key that
+        # all see goes under the mask too, so that each row of a part sees a key there.
+        first_masked = low if window is not None else max(low, highs[first] - 1)
+        parts = []
+        for part in range(first, end, MASKED_ROWS):
+            part_end = min(part + MASKED_ROWS, end)
+            part_keys = slice(first_masked, highs[part_end - 1])
+            seen = visible(query_positions[part:part_end], keys.positions[part_keys], window)
+            mask = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, float("-inf"))
+            rows = slice(part - first, part_end - first)
+            parts.append(_Part(rows, part_keys, mask.repeat(num_groups, 1)))
+        yield _Block(slice(first, end), slice(low, first_masked), tuple(parts))
+
+
+def _score_slices(
+    keys: KeySlots, query_positions: Tensor, window: int | None, num_heads: int
+) -> Iterator[tuple[slice, slice]]:
+    """Rows, and the keys that any of them may see, so few that their scores may be held."""
+    lows, highs = _key_bounds(keys, query_positions, window)
+    num_rows = len(highs)
+    step = max(1, min(BLOCK_ROWS, SCORE_ELEMENTS // max(1, num_heads * len(keys))))
+    for first in range(0, num_rows, step):
+        end = min(first + step, num_rows)
+        if lows[first] < highs[end - 1]:
+            yield slice(first, end), slice(lows[first], highs[end - 1])
+
+
+def _key_bounds(
+    keys: KeySlots, query_positions: Tensor, window: int | None
+) -> tuple[list[int], list[int]]:
+    """For each row the index of its first visible key, and one past its last."""
+    highs = torch.searchsorted(keys.positions, query_positions.contiguous(), right=True).tolist()
+    if window is None:
+        return [0] * len(highs), highs
+    lows = torch.searchsorted(keys.positions, query_positions - window, right=True).tolist()
+    return lows, highs
+
+
+def _attend_block(grouped: Tensor, k: Tensor, v: Tensor, block: _Block, scale: float) -> Tensor:
+    """Attend from a block's rows ``[Hkv, G, R, D]`` to its keys; the result likewise."""
+    masked = [
+        _attend(grouped[:, :, part.rows], k[:, part.keys], v[:, part.keys], part.mask, scale)
+        for part in block.parts
+    ]
+    out = torch.cat([part_out for part_out, _ in masked], dim=2)
+    if block.common.start == block.common.stop:
+        return out
+    lse = torch.cat([part_lse for _, part_lse in masked], dim=2)
+    common, common_lse = _attend(grouped, k[:, block.common], v[:, block.common], None, scale)
+    share = torch.sigmoid(lse - common_lse).to(out.dtype)
+    return torch.lerp(common, out, share[..., None])
+
+
+def _attend(
+    grouped: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Attention of rows ``[Hkv, G, R, D]`` and the log-sum-exp of their scores ``[Hkv, G, R]``."""
+    folded = grouped.flatten(1, 2)
+    out, lse = _attend_with_lse(folded[None], k[None], v[None], attn_mask=mask, scale=scale)
+    return out[0].unflatten(1, grouped.shape[1:3]), lse[0].unflatten(1, grouped.shape[1:3])
 
 
 def _probabilities(
-    rows: Tensor, k: Tensor, seen: Tensor | None, scale: float, softcap: float | None
+    rows: Tensor, k: Tensor, seen: Tensor, scale: float, softcap: float | None
 ) -> Tensor:
     """Return fp32 ``[Hkv, g, R, T]`` for rows ``[Hq, R, D]`` and keys ``[Hkv, T, D]``."""
     num_kv_heads = k.shape[0]
     grouped = rows.reshape(num_kv_heads, -1, rows.shape[-1])
     scores = torch.bmm(grouped, k.transpose(1, 2)).float().mul_(scale)
-    scores = soft_capped(scores, softcap).unflatten(1, (-1, rows.shape[1]))
-    return torch.softmax(scores, dim=-1) if seen is None else masked_softmax(scores, seen)
+    return masked_softmax(soft_capped(scores, softcap).unflatten(1, (-1, rows.shape[1])), seen)

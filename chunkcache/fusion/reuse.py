@@ -1,0 +1,127 @@
+"""Counting: what was reused of one prompt, token by token and document by document."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from chunkcache.accounting import PromptTokenAccount
+from chunkcache.fusion.layout import Layout, Segment
+from chunkcache.results import ChunkSource, DocumentReport
+from chunkcache.store.lease import Lease, Source
+
+
+@dataclass
+class LoadedChunk:
+    """What became of one chunk of the plan.
+
+    Attributes:
+        segment: Where the plan's layout has it.
+        source: Where its entry came from, or why there is none.
+        load_ms: Time to load its entry, or to compute it.
+        lease: The entry, until it is placed.
+        has_entry: Whether an entry was placed for it.
+        is_stored: Whether the entry is in the store (and not computed and lost).
+        is_exact: Whether it equals a full prefill's keys and values where it stands.
+    """
+
+    segment: Segment
+    source: ChunkSource
+    load_ms: float
+    lease: Lease | None = None
+    has_entry: bool = False
+    is_stored: bool = False
+    is_exact: bool = False
+
+
+@dataclass(frozen=True)
+class Reuse:
+    """How much of a prompt was reused.
+
+    Attributes:
+        account: Every prompt token, by where it came from.
+        documents: The same per document.
+        num_inexact: Reused tokens that a full prefill would have given other values.
+    """
+
+    account: PromptTokenAccount
+    documents: tuple[DocumentReport, ...]
+    num_inexact: int
+
+
+_SLOWEST_FIRST: tuple[ChunkSource, ...] = (
+    "skipped",
+    "computed",
+    "remote",
+    "disk",
+    "host",
+    "device",
+    "not_loaded",
+)
+
+
+def count_reuse(
+    layout: Layout,
+    loaded: Sequence[LoadedChunk],
+    opening: Source | None,
+    recomputed: set[int],
+) -> Reuse:
+    """Count every prompt token once, and per document.
+
+    Args:
+        layout: The prompt that was run.
+        loaded: The plan's chunks, in order.
+        opening: Where the entry of the prompt's opening came from, if it was placed.
+        recomputed: Positions of placed chunk tokens whose rows ran again.
+    """
+    by_source: Counter = Counter()
+    exact = fused = rerun = written = num_inexact = 0
+    reports: dict[str, DocumentReport] = {}
+    placed = iter(layout.chunks)
+    for chunk in loaded:
+        assert chunk.segment.chunk is not None
+        num_tokens = num_rerun = 0
+        if chunk.source != "skipped":
+            segment = next(placed)
+            num_tokens = len(segment.token_ids)
+            num_rerun = sum(p in recomputed for p in range(segment.start, segment.end))
+            num_kept = num_tokens - num_rerun
+            if chunk.source == "computed":
+                written += num_tokens if chunk.is_stored else 0
+                num_inexact += num_kept if chunk.has_entry and not chunk.is_exact else 0
+            elif chunk.source == "not_loaded":
+                rerun += num_tokens
+                num_rerun = num_tokens
+            else:
+                rerun += num_rerun
+                by_source[chunk.source] += num_kept
+                exact += num_kept if chunk.is_exact else 0
+                fused += 0 if chunk.is_exact else num_kept
+                num_inexact += 0 if chunk.is_exact else num_kept
+        name = chunk.segment.chunk.document_id
+        before = reports.get(name)
+        report = DocumentReport(
+            name, num_tokens, int(num_tokens > 0), chunk.source, num_rerun, chunk.load_ms
+        )
+        if before is not None:
+            report = replace(
+                report,
+                tokens=before.tokens + report.tokens,
+                chunks=before.chunks + report.chunks,
+                source=min(before.source, report.source, key=_SLOWEST_FIRST.index),
+                recomputed_tokens=before.recomputed_tokens + report.recomputed_tokens,
+                load_ms=before.load_ms + report.load_ms,
+            )
+        reports[name] = report
+    if opening is not None and opening != "computed":
+        by_source[opening] += layout.prefix_end
+        exact += layout.prefix_end
+    account = PromptTokenAccount(
+        prompt_tokens=layout.num_tokens,
+        exact_prefix_tokens=exact,
+        fused_tokens=fused,
+        recomputed_tokens=rerun,
+        computed_tokens=layout.num_tokens - exact - fused - rerun,
+        cached_tokens_by_source=dict(by_source),
+        cache_write_tokens=written,
+    )
+    return Reuse(account, tuple(reports.values()), num_inexact)
