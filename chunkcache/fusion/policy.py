@@ -108,16 +108,18 @@ class Policy(ABC):
         return self.name
 
 
-def check_ratio(ratio: float) -> None:
+def check_ratio(ratio: float, param: str = "recompute_ratio") -> None:
     """A ratio is within [0, 1].
+
+    Args:
+        ratio: The value.
+        param: What a caller knows it as.
 
     Raises:
         InvalidValueError: It is not.
     """
     if not 0.0 <= ratio <= 1.0:
-        raise InvalidValueError(
-            f"recompute_ratio {ratio} is not within 0 and 1", param="recompute_ratio"
-        )
+        raise InvalidValueError(f"{param} {ratio} is not within 0 and 1", param=param)
 
 
 def rows_of_ratio(ratio: float, num_candidates: int) -> int:
@@ -138,11 +140,37 @@ def top(scores: torch.Tensor, num_rows: int) -> torch.Tensor:
     return chosen
 
 
+def top_of_chunks(
+    scores: torch.Tensor, chunk_of: torch.Tensor, num_rows: int, floor_ratio: float
+) -> torch.Tensor:
+    """Bool ``[C]``: the highest scores, but at least a share of every chunk.
+
+    A question attends to what stands near it, whatever that says: without a floor, most rows go
+    to the last chunks of the prompt.
+
+    Args:
+        scores: ``[C]``.
+        chunk_of: int64 ``[C]``, ascending: whose each is.
+        num_rows: 0 to C.
+        floor_ratio: Share of its own tokens that each chunk gets, rounded down; all floors
+            together are at most ``num_rows``.
+    """
+    order = torch.sort(scores, descending=True, stable=True).indices
+    by_chunk = order[torch.sort(chunk_of[order], stable=True).indices]
+    sizes = torch.unique_consecutive(chunk_of, return_counts=True)[1]
+    starts = torch.repeat_interleave(sizes.cumsum(0) - sizes, sizes)
+    floors = torch.repeat_interleave((sizes * floor_ratio).floor(), sizes)
+    rank = torch.arange(len(scores), device=scores.device) - starts
+    first = by_chunk[rank < floors]
+    return top(scores.index_fill(0, first, float("inf")), num_rows)
+
+
 def resolve_layers(layers: str, num_layers: int) -> tuple[int, ...]:
     """Layer indices behind a description.
 
     Args:
-        layers: ``all``, ``late`` (the last third), ``last``, or ``a-b`` (both included).
+        layers: ``all``, ``upper`` (the third that begins in the middle), ``late`` (the last
+            third), ``last``, or ``a-b`` (both included).
         num_layers: Layers of the model.
 
     Raises:
@@ -150,14 +178,17 @@ def resolve_layers(layers: str, num_layers: int) -> tuple[int, ...]:
     """
     if layers == "all":
         return tuple(range(num_layers))
+    num_third = max(1, num_layers // 3)
+    if layers == "upper":
+        return tuple(range(num_layers // 2, num_layers // 2 + num_third))
     if layers == "late":
-        return tuple(range(num_layers - max(1, num_layers // 3), num_layers))
+        return tuple(range(num_layers - num_third, num_layers))
     if layers == "last":
         return (num_layers - 1,)
     first, dash, last = layers.partition("-")
     if dash and first.isdigit() and last.isdigit() and int(first) <= int(last) < num_layers:
         return tuple(range(int(first), int(last) + 1))
     raise InvalidValueError(
-        f"layers {layers!r} is not all, late, last or a range a-b within 0-{num_layers - 1}",
+        f"layers {layers!r} is not all, upper, late, last or a range a-b within 0-{num_layers - 1}",
         param="layers",
     )

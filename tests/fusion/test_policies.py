@@ -15,6 +15,7 @@ from chunkcache.fusion.policy import (
     resolve_layers,
     rows_of_ratio,
     top,
+    top_of_chunks,
 )
 
 
@@ -72,8 +73,47 @@ def test_the_ends_need_no_probe(name: str, ratio: float, chosen: list[int]) -> N
 def test_hybrid_fills_the_budget_behind_the_first_tokens() -> None:
     signal = _Signal([0.0, 0.1, 0.9, 0.2, 0.0, 0.8, 0.7, 0.3])
     candidates = _candidates([4, 4], signal)
-    assert _chosen("hybrid", candidates, first_tokens=1) == [0, 2, 4, 5]
+    assert _chosen("hybrid", candidates, first_tokens=1, layers="late") == [0, 2, 4, 5]
     assert signal.asked == [((4, 5), "sum")]
+
+
+def test_a_floor_gives_every_chunk_its_share() -> None:
+    """Of 6 rows each chunk of 4 gets 2 * 0.5; the rest go where the attention is."""
+    signal = _Signal([0.1, 0.2, 0.0, 0.0, 0.3, 0.1, 0.0, 0.0, 0.9, 0.8, 0.7, 0.6])
+    candidates = _candidates([4, 4, 4], signal)
+    assert _chosen("query", candidates, chunk_floor=0.0) == [1, 4, 8, 9, 10, 11]
+    assert _chosen("query", candidates, chunk_floor=1.0) == [0, 1, 4, 5, 8, 9]
+    assert _chosen("query", candidates, recompute_ratio=0.25, chunk_floor=0.0) == [8, 9, 10]
+    assert _chosen("query", candidates, recompute_ratio=0.25, chunk_floor=1.0) == [1, 4, 8]
+    assert _chosen("hybrid", candidates, first_tokens=1, chunk_floor=0.5) == [0, 4, 8, 9, 10, 11]
+
+
+@given(
+    lengths=st.lists(st.integers(1, 12), min_size=1, max_size=6),
+    ratio=st.floats(0, 1),
+    floor=st.floats(0, 1),
+    seed=st.integers(0, 1000),
+)
+def test_floors_are_met_within_the_budget(
+    lengths: list[int], ratio: float, floor: float, seed: int
+) -> None:
+    """1. As many rows as asked for. 2. Each chunk has its floor. 3. Above the floors it is a top."""
+    chunk_of = torch.tensor([i for i, n in enumerate(lengths) for _ in range(n)])
+    scores = torch.randperm(len(chunk_of), generator=torch.Generator().manual_seed(seed)).float()
+    num_rows = rows_of_ratio(ratio, len(scores))
+    chosen = top_of_chunks(scores, chunk_of, num_rows, ratio * floor)
+    assert int(chosen.sum()) == num_rows
+    spare = []
+    for index, length in enumerate(lengths):
+        own = chunk_of == index
+        least = int(length * ratio * floor - 1e-5)
+        assert int((chosen & own).sum()) >= least
+        kept = scores[own & chosen].sort(descending=True).values
+        spare += kept[int(length * ratio * floor + 1e-5) :].tolist()
+        left = scores[own & ~chosen]
+        assert not len(left) or not len(kept) or left.max() < kept.min()
+    if spare and not bool(chosen.all()):
+        assert min(spare) > scores[~chosen].max()
 
 
 def test_a_small_budget_takes_first_tokens_chunk_by_chunk() -> None:
@@ -123,7 +163,13 @@ def test_rounding_keeps_the_ends(ratio: float, n: int) -> None:
 
 @pytest.mark.parametrize(
     ("layers", "expected"),
-    [("all", (0, 1, 2, 3, 4, 5)), ("late", (4, 5)), ("last", (5,)), ("2-4", (2, 3, 4))],
+    [
+        ("all", (0, 1, 2, 3, 4, 5)),
+        ("upper", (3, 4)),
+        ("late", (4, 5)),
+        ("last", (5,)),
+        ("2-4", (2, 3, 4)),
+    ],
 )
 def test_layers_by_name(layers: str, expected: tuple[int, ...]) -> None:
     assert resolve_layers(layers, 6) == expected
@@ -146,6 +192,9 @@ def test_layers_that_are_not_there_are_refused(layers: str) -> None:
         ("query", {"recompute_ratio": 1.1}),
         ("query", {"recompute_ratio": float("nan")}),
         ("query", {"aggregation": "max"}),
+        ("query", {"chunk_floor": 1.5}),
+        ("hybrid", {"chunk_floor": -0.1}),
+        ("lego", {"chunk_floor": 0.5}),
         ("hybrid", {"aggregation": "sum"}),
         ("hybrid", {"first_tokens": -2}),
     ],

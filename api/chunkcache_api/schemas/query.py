@@ -35,9 +35,11 @@ class ReuseOptions(BaseModel):
     first_tokens: SmallInt | None = None
     """Tokens at each chunk's start that run again (``lego``, ``hybrid``)."""
     layers: Name | None = None
-    """Layers of the attention signal: ``all``, ``late``, ``last`` or ``a-b``."""
+    """Layers of the attention signal: ``all``, ``upper``, ``late``, ``last`` or ``a-b``."""
     aggregation: Literal["sum", "l2"] | None = None
     """How attention is summed (``query``)."""
+    chunk_floor: Annotated[FiniteFloat, Field(ge=0.0, le=1.0)] | None = None
+    """Share of the ratio that every chunk gets, whatever its attention (``query``, ``hybrid``)."""
     on_miss: Literal["prefill", "error", "skip"] = "prefill"
     """What to do about a chunk that is not cached."""
     verify: bool = False
@@ -97,6 +99,7 @@ class QueryRequest(BaseModel):
                 first_tokens=reuse.first_tokens,
                 layers=reuse.layers,
                 aggregation=reuse.aggregation,
+                chunk_floor=reuse.chunk_floor,
             ),
             system=self.system,
             max_tokens=default if self.max_tokens is None else self.max_tokens,

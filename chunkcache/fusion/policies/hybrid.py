@@ -14,6 +14,7 @@ from chunkcache.fusion.policy import (
     resolve_layers,
     rows_of_ratio,
     top,
+    top_of_chunks,
 )
 
 
@@ -26,17 +27,20 @@ class Hybrid(Policy):
         first_tokens: Tokens at each chunk's start that are preferred over any other. A budget too
             small for all of them takes the first token of every chunk before any second one.
         layers: Layers of the attention signal.
+        chunk_floor: Share of the ratio that every chunk gets, its first tokens included.
     """
 
     ratio: float
     first_tokens: int = 4
-    layers: str = "late"
+    layers: str = "upper"
+    chunk_floor: float = 0.5
 
     name: ClassVar[str] = "hybrid"
 
     def __post_init__(self) -> None:
         """Check what can be checked without a model."""
         check_ratio(self.ratio)
+        check_ratio(self.chunk_floor, "chunk_floor")
         if self.first_tokens < 0:
             raise InvalidValueError("first_tokens is negative", param="first_tokens")
 
@@ -55,8 +59,9 @@ class Hybrid(Policy):
         layers = resolve_layers(self.layers, candidates.num_layers)
         if num_rows == candidates.num_candidates:
             return RowSelection(torch.ones_like(is_first))
-        scores = candidates.query_attention(layers, "sum")
-        return RowSelection(top(scores.masked_fill(is_first, float("inf")), num_rows))
+        scores = candidates.query_attention(layers, "sum").masked_fill(is_first, float("inf"))
+        floor_ratio = self.chunk_floor * self.ratio
+        return RowSelection(top_of_chunks(scores, candidates.chunk_of, num_rows, floor_ratio))
 
     @property
     def nominal_ratio(self) -> float:
@@ -64,4 +69,7 @@ class Hybrid(Policy):
         return self.ratio
 
     def __str__(self) -> str:
-        return f"hybrid({self.ratio:g}, first={self.first_tokens}, layers={self.layers})"
+        return (
+            f"hybrid({self.ratio:g}, first={self.first_tokens}, layers={self.layers}, "
+            f"chunk_floor={self.chunk_floor:g})"
+        )

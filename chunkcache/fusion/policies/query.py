@@ -19,7 +19,7 @@ from chunkcache.fusion.policy import (
     check_ratio,
     resolve_layers,
     rows_of_ratio,
-    top,
+    top_of_chunks,
 )
 
 
@@ -29,20 +29,24 @@ class Query(Policy):
 
     Attributes:
         ratio: Share of the candidates.
-        layers: ``all``, ``late``, ``last`` or ``a-b``.
+        layers: ``all``, ``upper``, ``late``, ``last`` or ``a-b``.
         aggregation: ``sum`` over heads and question rows, or ``l2`` over question rows of the
             mean over heads.
+        chunk_floor: Share of the ratio that every chunk gets, whatever its attention; 0 is the
+            methods as published.
     """
 
     ratio: float
-    layers: str = "late"
+    layers: str = "upper"
     aggregation: Aggregation = "sum"
+    chunk_floor: float = 0.5
 
     name: ClassVar[str] = "query"
 
     def __post_init__(self) -> None:
         """Check what can be checked without a model."""
         check_ratio(self.ratio)
+        check_ratio(self.chunk_floor, "chunk_floor")
         if self.aggregation not in ("sum", "l2"):
             raise InvalidValueError(
                 f"aggregation {self.aggregation!r} is not sum or l2", param="aggregation"
@@ -60,7 +64,9 @@ class Query(Policy):
             return RowSelection(
                 torch.full_like(candidates.positions, num_rows > 0, dtype=torch.bool)
             )
-        return RowSelection(top(candidates.query_attention(layers, self.aggregation), num_rows))
+        scores = candidates.query_attention(layers, self.aggregation)
+        floor_ratio = self.chunk_floor * self.ratio
+        return RowSelection(top_of_chunks(scores, candidates.chunk_of, num_rows, floor_ratio))
 
     @property
     def nominal_ratio(self) -> float:
@@ -68,4 +74,7 @@ class Query(Policy):
         return self.ratio
 
     def __str__(self) -> str:
-        return f"query({self.ratio:g}, layers={self.layers}, {self.aggregation})"
+        return (
+            f"query({self.ratio:g}, layers={self.layers}, {self.aggregation}, "
+            f"chunk_floor={self.chunk_floor:g})"
+        )

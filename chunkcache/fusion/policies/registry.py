@@ -23,6 +23,7 @@ class PolicyOptions:
         first_tokens: Tokens at each chunk's start (``lego``, ``hybrid``).
         layers: Layers of the attention signal (``query``, ``hybrid``).
         aggregation: How attention is summed (``query``).
+        chunk_floor: Share of the ratio that every chunk gets (``query``, ``hybrid``).
         seed: Seed of ``random``.
     """
 
@@ -30,6 +31,7 @@ class PolicyOptions:
     first_tokens: int | None = None
     layers: str | None = None
     aggregation: Aggregation | None = None
+    chunk_floor: float | None = None
     seed: int | None = None
 
     def given(self) -> dict[str, object]:
@@ -44,11 +46,21 @@ _BUILDERS: dict[str, tuple[Callable[..., Policy], dict[str, str]]] = {
     "deviation": (Deviation, {"recompute_ratio": "ratio"}),
     "query": (
         Query,
-        {"recompute_ratio": "ratio", "layers": "layers", "aggregation": "aggregation"},
+        {
+            "recompute_ratio": "ratio",
+            "layers": "layers",
+            "aggregation": "aggregation",
+            "chunk_floor": "chunk_floor",
+        },
     ),
     "hybrid": (
         Hybrid,
-        {"recompute_ratio": "ratio", "first_tokens": "first_tokens", "layers": "layers"},
+        {
+            "recompute_ratio": "ratio",
+            "first_tokens": "first_tokens",
+            "layers": "layers",
+            "chunk_floor": "chunk_floor",
+        },
     ),
     "random": (Random, {"recompute_ratio": "ratio", "seed": "seed"}),
 }
