@@ -118,11 +118,10 @@ class ModelRunner:
             ``[R, hidden]``, the layer's output.
         """
         module = self._layers[layer]
-        hidden = hidden + module.self_attn.o_proj(attended.reshape(hidden.shape[0], -1))
-        blocks = []
-        for block in hidden.split(MLP_BLOCK_ROWS):
-            blocks.append(block + module.mlp(module.post_attention_layernorm(block)))
-        return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
+        out = module.self_attn.o_proj(attended.reshape(hidden.shape[0], -1)).add_(hidden)
+        for block in out.split(MLP_BLOCK_ROWS):
+            block.add_(module.mlp(module.post_attention_layernorm(block)))
+        return out
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Final norm and head: ``[R, hidden]`` to fp32 logits ``[R, vocab]``."""

@@ -33,17 +33,32 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) ->
         rotary_dims % 2 == 0 and rotary_dims <= x.shape[2],
         f"rotary dims must be even and at most {x.shape[2]}, got {rotary_dims}",
     )
-    half = rotary_dims // 2
-    source = x.float()
-    out = source.clone()
-    first, second = pair_views(source, rotary_dims, interleaved)
-    out_first, out_second = pair_views(out, rotary_dims, interleaved)
-    cos_first, sin_first = cos[:, None, :half], sin[:, None, :half]
-    upper = slice(0, half) if interleaved else slice(half, rotary_dims)
-    cos_second, sin_second = cos[:, None, upper], sin[:, None, upper]
-    torch.sub(first * cos_first, second * sin_first, out=out_first)
-    torch.add(second * cos_second, first * sin_second, out=out_second)
+    out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
+    rotate_into(out, x.float(), cos, sin, interleaved)
     return out.to(x.dtype)
+
+
+def rotate_into(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> None:
+    """Rotate fp32 ``x`` ``[..., n, H, D]`` into fp32 ``out`` without temporaries.
+
+    The other arguments are as for :func:`rotate`; ``out`` and ``x`` do not overlap.
+    """
+    rotary_dims = cos.shape[1]
+    half = rotary_dims // 2
+    cos, sin = cos[:, None], sin[:, None]
+    first, second = pair_views(x, rotary_dims, interleaved)
+    out_first, out_second = pair_views(out, rotary_dims, interleaved)
+    if interleaved:
+        torch.mul(first, cos[..., :half], out=out_first)
+        torch.mul(second, cos[..., :half], out=out_second)
+        sin_first = sin_second = sin[..., :half]
+    else:
+        torch.mul(x[..., :rotary_dims], cos, out=out[..., :rotary_dims])
+        sin_first, sin_second = sin[..., :half], sin[..., half:]
+    if rotary_dims < x.shape[-1]:
+        out[..., rotary_dims:].copy_(x[..., rotary_dims:])
+    out_first.addcmul_(second, sin_first, value=-1)
+    out_second.addcmul_(first, sin_second)
 
 
 def pair_views(x: Tensor, rotary_dims: int, interleaved: bool) -> tuple[Tensor, Tensor]:

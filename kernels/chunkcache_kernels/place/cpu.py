@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from chunkcache_kernels.paged import Span, clip, flat_slots, spans_of
-from chunkcache_kernels.rotate import pair_views
+from chunkcache_kernels.rotate import rotate_into
 
 BLOCK_ELEMENTS = 1 << 18
 MIN_RUN_TOKENS = 4
@@ -54,9 +54,9 @@ def place_cpu(
             if spans is not None and len(spans) == 1 and k_slots.dtype == torch.float32:
                 start = spans[0].first_slot
                 target = k_slots[layers, start + tokens.start : start + tokens.stop]
-                _rotate_into(target, source, cos[row, tokens], sin[row, tokens], interleaved)
+                rotate_into(target, source, cos[row, tokens], sin[row, tokens], interleaved)
             else:
-                _rotate_into(rotated, source, cos[row, tokens], sin[row, tokens], interleaved)
+                rotate_into(rotated, source, cos[row, tokens], sin[row, tokens], interleaved)
                 _write(k_slots[layers], rotated, first, slots, spans)
 
 
@@ -83,23 +83,3 @@ def _layer_blocks(rope_table: tuple[int, ...], block_layers: int) -> Iterator[tu
         if layer == len(rope_table) or full or rope_table[layer] != rope_table[first]:
             yield slice(first, layer), rope_table[first]
             first = layer
-
-
-def _rotate_into(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> None:
-    """Rotate fp32 ``x`` ``[L, n, Hkv, D]`` into fp32 ``out`` without temporaries."""
-    rotary_dims = cos.shape[1]
-    half = rotary_dims // 2
-    cos, sin = cos[:, None], sin[:, None]
-    first, second = pair_views(x, rotary_dims, interleaved)
-    out_first, out_second = pair_views(out, rotary_dims, interleaved)
-    if interleaved:
-        torch.mul(first, cos[..., :half], out=out_first)
-        torch.mul(second, cos[..., :half], out=out_second)
-        sin_first = sin_second = sin[..., :half]
-    else:
-        torch.mul(x[..., :rotary_dims], cos, out=out[..., :rotary_dims])
-        sin_first, sin_second = sin[..., :half], sin[..., half:]
-    if rotary_dims < x.shape[-1]:
-        out[..., rotary_dims:].copy_(x[..., rotary_dims:])
-    out_first.addcmul_(second, sin_first, value=-1)
-    out_second.addcmul_(first, sin_second)
