@@ -15,9 +15,10 @@ from chunkcache.identity import ModelDigest, ModelIdentity
 from chunkcache.model.families import ModelSpec, spec_from_config
 from chunkcache.model.rotary import Rotary
 
-MLP_BLOCK_ROWS = 512
-"""Rows per MLP call: larger blocks fall out of the CPU's caches (measured: 2,000 rows in one
-call run a quarter slower than in blocks of 512). A row's block depends on the request alone."""
+MLP_BLOCK_ROWS = 1024
+"""Most rows per MLP call: larger blocks fall out of the CPU's caches (measured: 2,000 rows in one
+call run a quarter slower than in blocks of 512). Blocks are of equal size, because products of few
+rows are slow. A row's block depends on the request alone."""
 
 
 class ModelRunner:
@@ -119,7 +120,8 @@ class ModelRunner:
         """
         module = self._layers[layer]
         out = module.self_attn.o_proj(attended.reshape(hidden.shape[0], -1)).add_(hidden)
-        for block in out.split(MLP_BLOCK_ROWS):
+        num_blocks = max(1, -(-len(out) // MLP_BLOCK_ROWS))
+        for block in out.chunk(num_blocks):
             block.add_(module.mlp(module.post_attention_layernorm(block)))
         return out
 

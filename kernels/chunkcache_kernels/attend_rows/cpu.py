@@ -5,7 +5,8 @@ product serves them all. The keys that every row of a block sees are attended wi
 few between the block's first and last position go under a mask, and the two parts are joined by
 their log-sum-exp. A block reads only the keys between the lower end of its first row's window and
 the position of its last row, so keys that no row sees are never touched, which keeps whatever lies
-there (0 * NaN is NaN) out of the result. Keys in one run of slots are views; others are gathered
+there (0 * NaN is NaN) out of the result. Rows that are the last keys in a row (a plain prefill, or
+one behind a prefix) need no mask of ours: one causal part, and one of what stands before. Keys in one run of slots are views; others are gathered
 once, into the same strides, so both give the same bits.
 """
 
@@ -13,7 +14,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from chunkcache_kernels.masks import masked_softmax, soft_capped, visible
@@ -76,13 +76,11 @@ def attend_rows_cpu(
     k = keys.read(k_pages).transpose(0, 1)
     v = keys.read(v_pages).transpose(0, 1)
     queries = q.transpose(0, 1)
-    if softcap is None and _is_full_prefill(keys, query_positions, window):
-        # Every row reads these again and again: one copy in reading order pays for itself.
-        k, v = k.contiguous(), v.contiguous()
-        out = F.scaled_dot_product_attention(
-            queries[None], k[None], v[None], is_causal=True, scale=scale, enable_gqa=True
-        )
-        return out[0].transpose(0, 1).contiguous()
+    grouped = queries.unflatten(0, (k.shape[0], -1))
+    num_seen = _num_seen_by_a_tail(keys, query_positions, window)
+    if softcap is None and num_seen:
+        attended = _attend_tail(grouped, k[:, :num_seen], v[:, :num_seen], scale)
+        return attended.flatten(0, 1).transpose(0, 1).contiguous()
 
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
     if softcap is not None:
@@ -92,7 +90,6 @@ def attend_rows_cpu(
             attended = weights.to(q.dtype).flatten(1, 2) @ v[:, seen_keys]
             out[rows] = attended.reshape(q.shape[1], -1, q.shape[2]).transpose(0, 1)
         return out
-    grouped = queries.unflatten(0, (k.shape[0], -1))
     for block in _blocks(keys, query_positions, window, q.dtype, grouped.shape[1]):
         attended = _attend_block(grouped[:, :, block.rows], k, v, block, scale)
         out[block.rows] = attended.flatten(0, 1).transpose(0, 1)
@@ -129,13 +126,22 @@ def column_mass_cpu(
     return torch.empty_like(mass).index_copy_(0, order, mass)
 
 
-def _is_full_prefill(keys: KeySlots, query_positions: Tensor, window: int | None) -> bool:
+def _num_seen_by_a_tail(keys: KeySlots, query_positions: Tensor, window: int | None) -> int:
+    """How many keys the rows see in all, if they are the last of them, in a row; else 0.
+
+    So it is in a plain prefill and behind a prefix that is there already.
+    """
     num_rows = query_positions.shape[0]
-    if num_rows == 0 or num_rows != len(keys):
-        return False
-    if window is not None and window <= int(query_positions[-1] - query_positions[0]):
-        return False
-    return torch.equal(query_positions, keys.positions)
+    if num_rows == 0:
+        return 0
+    last = query_positions[-1:].contiguous()
+    num_seen = int(torch.searchsorted(keys.positions, last, right=True))
+    if num_seen < num_rows:
+        return 0
+    if window is not None and window <= int(last - keys.positions[0]):
+        return 0
+    is_tail = torch.equal(query_positions, keys.positions[num_seen - num_rows : num_seen])
+    return num_seen if is_tail else 0
 
 
 def _blocks(
@@ -223,8 +229,30 @@ def _attend_block(grouped: Tensor, k: Tensor, v: Tensor, block: _Block, scale: f
         return out
     lse = torch.cat([part_lse for _, part_lse in masked], dim=2)
     common, common_lse = _attend(grouped, k[:, block.common], v[:, block.common], None, scale)
-    share = torch.sigmoid(lse - common_lse).to(out.dtype)
-    return torch.lerp(common, out, share[..., None])
+    return _joined(common, common_lse, out, lse)
+
+
+def _attend_tail(grouped: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """Attend from rows ``[Hkv, G, R, D]`` that are the last R of the keys; the result likewise."""
+    num_groups, num_rows = grouped.shape[1:3]
+    first = k.shape[1] - num_rows
+    # Every row reads these again and again: one copy in reading order pays for itself.
+    own_k, own_v = (x[:, first:].repeat_interleave(num_groups, 0)[None] for x in (k, v))
+    own, own_lse = _attend_with_lse(
+        grouped.flatten(0, 1)[None], own_k, own_v, is_causal=True, scale=scale
+    )
+    own = own[0].unflatten(0, (-1, num_groups))
+    if first == 0:
+        return own
+    own_lse = own_lse[0].unflatten(0, (-1, num_groups))
+    before, before_lse = _attend(grouped, k[:, :first], v[:, :first], None, scale)
+    return _joined(before, before_lse, own, own_lse)
+
+
+def _joined(a: Tensor, a_lse: Tensor, b: Tensor, b_lse: Tensor) -> Tensor:
+    """Attention over two sets of keys, from the attention over each."""
+    share = torch.sigmoid(b_lse - a_lse).to(b.dtype)
+    return torch.lerp(a, b, share[..., None])
 
 
 def _attend(
