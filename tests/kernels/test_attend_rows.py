@@ -22,6 +22,9 @@ SHAPES: dict[str, dict[str, Any]] = {
     "one run": {"scattered": False},
     "every row": {"num_rows": 150, "scattered": False},
     "more than a block of rows": {"num_rows": 140},
+    "many blocks of rows": {"num_tokens": 700, "num_rows": 300},
+    "blocks without a key that all see": {"num_tokens": 320, "num_rows": 310},
+    "bf16 in blocks": {"dtype": torch.bfloat16, "num_tokens": 400, "num_rows": 200},
     "one KV head": {"num_kv_heads": 1},
     "a KV head each": {"num_query_heads": 3, "num_kv_heads": 3},
     "window": {"window": 20, "num_rows": 140},
@@ -169,6 +172,28 @@ def test_keys_behind_every_row_may_hold_anything(implementation: Implementation)
         for spec in (ATTEND_ROWS, COLUMN_MASS):
             for a, b in zip(spec.run(inputs), spec.run(damaged), strict=True):
                 assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("window", [None, 70, 200])
+@pytest.mark.parametrize("first", [0, 1, 50, 119])
+def test_a_tail_of_keys_ignores_what_lies_behind_it(first: int, window: int | None):
+    """Rows ``first..120`` of a sequence whose later keys are not written yet.
+
+    1. the CPU path over all keys, NaN behind the last row;
+    2. the reference over the first 120 keys.
+    """
+    inputs = dict(ATTEND_ROWS.make_inputs(5, num_tokens=150, num_rows=150, window=window))
+    rows = slice(first, 120)
+    inputs |= {"q": inputs["q"][rows], "query_positions": torch.arange(first, 120)}
+    with use_implementation("reference"):
+        expected = attend_rows(**inputs | {"keys": inputs["keys"].prefix(120)})
+    behind = inputs["keys"].slots[120:]
+    for name in ("k_pages", "v_pages"):
+        inputs[name] = inputs[name].clone()
+        flat_slots(inputs[name])[behind] = float("nan")
+    with use_implementation("cpu"):
+        attended = attend_rows(**inputs)
+    torch.testing.assert_close(attended, expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("implementation", ATTEND_ROWS.implementations)
