@@ -8,6 +8,7 @@ import typer
 
 from chunkcache_api.cli.app import app
 from chunkcache_api.cli.app import main as run_app
+from chunkcache_eval.quality.cli import register as register_quality
 
 if TYPE_CHECKING:
     from chunkcache_eval.datasets.records import Question
@@ -16,6 +17,7 @@ eval_app = typer.Typer(
     no_args_is_help=True, help="Measure: how fast, on this machine, side by side."
 )
 app.add_typer(eval_app, name="eval")
+register_quality(eval_app)
 
 
 @eval_app.callback()

@@ -1,0 +1,1 @@
+"""How close fused answers come to the full prefill's: arms, metrics, runs, summaries and reports."""

@@ -1,0 +1,169 @@
+"""Arms of a quality run: a policy, its parameters, a preparation and a ratio, under one name.
+
+Published methods have a name of their own for their setting of a policy. Everything that a caller
+can get wrong is refused here, before a model is loaded; nothing here runs one.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from chunkcache.errors import InvalidValueError
+from chunkcache.fusion.policies.registry import POLICY_NAMES, PolicyOptions, make_policy
+from chunkcache.fusion.preparation import Preparation
+
+
+@dataclass(frozen=True)
+class Method:
+    """What a name stands for, its ratio left open.
+
+    Attributes:
+        policy: Name of the policy.
+        options: Its parameters.
+        source: Where it comes from.
+        uses_late_layers: Whether the signal comes from the last quarter of the layers, which only
+            a model can name.
+    """
+
+    policy: str
+    options: PolicyOptions
+    source: str
+    uses_late_layers: bool = False
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to answer every question.
+
+    Attributes:
+        name: As it stands in results.
+        policy: Name of the policy.
+        options: Its parameters, the ratio among them.
+        preparation: How chunks are prefilled; canonical text.
+        ratio: The nominal ratio; None for a policy without one.
+        source: Where the method comes from.
+        uses_late_layers: As of :class:`Method`.
+    """
+
+    name: str
+    policy: str
+    options: PolicyOptions
+    preparation: str
+    ratio: float | None
+    source: str
+    uses_late_layers: bool = False
+
+    def options_for(self, num_layers: int) -> PolicyOptions:
+        """The parameters for a model of so many layers."""
+        if not self.uses_late_layers:
+            return self.options
+        first = num_layers - max(1, num_layers // 4)
+        return replace(self.options, layers=f"{first}-{num_layers - 1}")
+
+    @property
+    def meaning(self) -> str:
+        """Every parameter but the ratio, defaults included: what results of one name must share."""
+        policy = make_policy(self.policy, replace(self.options, recompute_ratio=None), 0.0)
+        return f"{policy}, late layers" if self.uses_late_layers else str(policy)
+
+    def __str__(self) -> str:
+        ratio = "" if self.ratio is None else f" {self.ratio:.3g}"
+        return f"{self.name}{ratio} {self.preparation}"
+
+
+_SOURCES = {
+    "full": "exact prefill",
+    "none": "concatenation",
+    "random": "control",
+    "deviation": "CacheBlend, arXiv:2405.16444",
+    "lego": "EPIC, arXiv:2410.15332",
+}
+
+METHODS: dict[str, Method] = {
+    name: Method(name, PolicyOptions(), _SOURCES.get(name, "chunkcache")) for name in POLICY_NAMES
+} | {
+    "cacheblend": Method("deviation", PolicyOptions(), "CacheBlend, arXiv:2405.16444"),
+    "epic": Method("lego", PolicyOptions(first_tokens=4), "EPIC, arXiv:2410.15332"),
+    "infoflow": Method(
+        "query",
+        PolicyOptions(aggregation="l2", chunk_floor=0.0),
+        "InfoFlow-KV, arXiv:2603.05353",
+        uses_late_layers=True,
+    ),
+    "prophetkv": Method(
+        "query",
+        PolicyOptions(layers="all", aggregation="sum", chunk_floor=0.0),
+        "ProphetKV, arXiv:2602.02579",
+    ),
+}
+"""What each name stands for: every policy with its defaults, and published methods."""
+
+BOUNDS = ("none", "full")
+"""Methods between which all others lie; every run has them, ``none`` first: the others name its F1."""
+
+_NAME = re.compile(r"(\w+)(?:\((-?\d{1,6})\))?")
+
+
+def arms_for(
+    policies: Sequence[str], preparations: Sequence[str], ratios: Sequence[float]
+) -> tuple[Arm, ...]:
+    """The product of policies, preparations and ratios, preparation by preparation.
+
+    The bounds stand at the head of each preparation, asked for or not. A policy without a ratio
+    stands there once. What is named twice stands there once.
+
+    Args:
+        policies: Names of :data:`METHODS`; ``epic(8)`` sets the number of first tokens.
+        preparations: ``alone``, ``sink(k)``, ``system``, ``preamble``.
+        ratios: For policies that have one; each within 0 and 1.
+
+    Raises:
+        InvalidValueError: Unknown name, a value out of range, or nothing to choose from.
+    """
+    for name, values in (("policy", policies), ("preparation", preparations)):
+        if not values:
+            raise InvalidValueError(f"no {name} is given", param=name)
+    for ratio in ratios:
+        if not 0.0 <= ratio <= 1.0:
+            raise InvalidValueError(f"ratio {ratio:g} is not within 0 and 1", param="ratio")
+    methods = {name: _method(name) for name in dict.fromkeys((*BOUNDS, *map(str.strip, policies)))}
+    canonical = dict.fromkeys(str(Preparation.parse(text.strip())) for text in preparations)
+    return tuple(
+        _arm(name, method, preparation, ratio)
+        for preparation in canonical
+        for name, method in methods.items()
+        for ratio in _ratios_of(name, method, ratios)
+    )
+
+
+def _method(name: str) -> Method:
+    parsed = _NAME.fullmatch(name)
+    method = METHODS.get(parsed[1]) if parsed else None
+    if parsed is None or method is None:
+        raise InvalidValueError(
+            f"unknown policy {name!r}; known: {', '.join(sorted(METHODS))}", param="policy"
+        )
+    if parsed[2] is not None:
+        method = replace(method, options=replace(method.options, first_tokens=int(parsed[2])))
+    make_policy(method.policy, method.options, default_ratio=0.0)
+    return method
+
+
+def _ratios_of(name: str, method: Method, ratios: Sequence[float]) -> tuple[float | None, ...]:
+    if make_policy(method.policy, method.options, default_ratio=0.0).nominal_ratio is None:
+        return (None,)
+    if not ratios:
+        raise InvalidValueError(f"policy {name!r} needs a ratio", param="ratio")
+    return tuple(dict.fromkeys(ratios))
+
+
+def _arm(name: str, method: Method, preparation: str, ratio: float | None) -> Arm:
+    return Arm(
+        name=name,
+        policy=method.policy,
+        options=replace(method.options, recompute_ratio=ratio),
+        preparation=preparation,
+        ratio=ratio,
+        source=method.source,
+        uses_late_layers=method.uses_late_layers,
+    )

@@ -1,0 +1,179 @@
+"""One question under one open cache: the full prefill's answer, and each arm's beside it.
+
+All arms see the same token ids. Times and charged ratios are of the run that generates the arm's
+own answer; distributions are of a second run, in which the full prefill's answer rides along.
+Knows nothing of files.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+
+from chunkcache.chunk_cache import ChunkCache
+from chunkcache.engine.request import GenerationJob
+from chunkcache.engine.sampling import SamplingParams
+from chunkcache.engine.stream import Finished
+from chunkcache.errors import ContextLengthExceededError, InvalidValueError
+from chunkcache.fusion.fidelity import kl_divergence, leading_agreement
+from chunkcache.fusion.plan import FusionPlan
+from chunkcache.fusion.policies.registry import PolicyOptions
+from chunkcache.planning import AskOptions
+from chunkcache_eval.datasets.records import Passage, Question
+from chunkcache_eval.quality.arms import Arm
+from chunkcache_eval.quality.metrics import mean_kl, score_answer
+from chunkcache_eval.quality.outcome import Outcome
+
+
+@dataclass(frozen=True)
+class AnswerLengths:
+    """How much of an answer is looked at.
+
+    Attributes:
+        compared_tokens: Tokens of the full prefill's greedy answer that distributions and
+            agreement are measured over.
+        scored_tokens: Tokens of the greedy answers that are scored against the gold answers.
+    """
+
+    compared_tokens: int = 8
+    scored_tokens: int = 32
+
+    def __post_init__(self) -> None:
+        """One generation serves both."""
+        if not 1 <= self.compared_tokens <= self.scored_tokens:
+            raise InvalidValueError(
+                f"{self.compared_tokens} compared answer tokens are not within 1 and the "
+                f"{self.scored_tokens} scored ones",
+                param="answer_tokens",
+            )
+
+
+@dataclass(frozen=True)
+class _Fidelity:
+    """How close an arm's distributions and tokens are to the full prefill's."""
+
+    kl_first: float
+    mean_kl: float
+    agreement: float
+
+
+def document_id_of(passage: Passage) -> str:
+    """The document that holds a passage: by its text, as files may use an id for two texts."""
+    return hashlib.sha256(passage.text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+class QuestionMeter:
+    """Measures arms on one question.
+
+    Args:
+        cache: Holds the question's passages.
+        data: Name of the data set.
+        question: The question.
+        lengths: How much of the answers counts.
+    """
+
+    def __init__(
+        self, cache: ChunkCache, data: str, question: Question, lengths: AnswerLengths
+    ) -> None:
+        self._cache = cache
+        self._data = data
+        self._question = question
+        self._lengths = lengths
+        self._documents = [document_id_of(p) for p in question.passages]
+
+    def check_fits(self) -> None:
+        """Refuse a prompt that leaves no room for the answers.
+
+        Raises:
+            ContextLengthExceededError: It is too long.
+            DocumentNotFoundError: A passage is not cached.
+            InvalidValueError: The question is no valid text.
+        """
+        num_tokens = self._plan("full", PolicyOptions()).layout.num_tokens
+        room = self._cache.runtime.engine.check_fits(num_tokens)
+        if room < self._lengths.scored_tokens:
+            raise ContextLengthExceededError(
+                f"the prompt has {num_tokens} tokens, which leaves room for {room} answer tokens "
+                f"of {self._lengths.scored_tokens}"
+            )
+
+    @cached_property
+    def full(self) -> Finished:
+        """The full prefill's greedy answer with its logits, run when first asked for."""
+        return self._generate(self._plan("full", PolicyOptions()), keeps_logits=True)
+
+    def measure(self, arm: Arm, none_f1: float | None) -> Outcome:
+        """Run one arm.
+
+        Args:
+            arm: The arm, under the cache's own preparation.
+            none_f1: F1 of policy ``none`` where it is known; the arm ``none`` finds its own.
+        """
+        full = self.full
+        if arm.policy == "full":
+            answer, fidelity = full, _Fidelity(0.0, 0.0, 1.0)
+        else:
+            num_layers = self._cache.runtime.model.runner.spec.num_layers
+            plan = self._plan(arm.policy, arm.options_for(num_layers))
+            answer = self._generate(plan)
+            fidelity = self._fidelity(plan, answer)
+        question = self._question
+        score, full_score = (
+            score_answer(a.text, question.answers, needs_all=question.needs_all_answers)
+            for a in (answer, full)
+        )
+        f1 = None if score is None else score.f1
+        return Outcome(
+            data=self._data,
+            question_id=question.question_id,
+            task=question.task,
+            policy=arm.name,
+            preparation=arm.preparation,
+            ratio=arm.ratio,
+            charged_ratio=answer.report.charged_ratio,
+            prompt_tokens=answer.report.account.prompt_tokens,
+            kl_first=fidelity.kl_first,
+            mean_kl=fidelity.mean_kl,
+            agreement=fidelity.agreement,
+            f1=f1,
+            exact_match=None if score is None else score.exact_match,
+            contains=None if score is None else score.contains,
+            full_f1=None if full_score is None else full_score.f1,
+            none_f1=f1 if arm.policy == "none" else none_f1,
+            ttft_ms=answer.report.timings.ttft_ms,
+            full_ttft_ms=full.report.timings.ttft_ms,
+            answer=answer.text,
+            full_answer=full.text,
+        )
+
+    def _plan(self, policy: str, options: PolicyOptions) -> FusionPlan:
+        how = AskOptions(policy=policy, policy_options=options, max_tokens=1)
+        return self._cache.plan(self._question.question, self._documents, how)
+
+    def _generate(self, plan: FusionPlan, *, keeps_logits: bool = False) -> Finished:
+        job = GenerationJob(plan, SamplingParams(), self._lengths.scored_tokens, keeps_logits)
+        return self._cache.runtime.engine.submit(job).result()
+
+    def _fidelity(self, plan: FusionPlan, answer: Finished) -> _Fidelity:
+        full = self.full
+        assert full.step_logits is not None
+        num_tokens = self._lengths.compared_tokens
+        # The end token's distribution counts too: one step more than the answer has tokens.
+        reference = full.step_logits[:num_tokens]
+        logits = self._forced_logits(plan, full.token_ids[: len(reference) - 1])
+        return _Fidelity(
+            kl_first=kl_divergence(reference[0], logits[0]),
+            mean_kl=mean_kl(reference, logits),
+            agreement=leading_agreement(full.token_ids[:num_tokens], answer.token_ids[:num_tokens]),
+        )
+
+    def _forced_logits(self, plan: FusionPlan, answer_ids: Sequence[int]) -> torch.Tensor:
+        """Logits ``[len(answer_ids) + 1, vocab]`` of an arm behind a given answer's tokens."""
+        parts = replace(plan.parts, answer_ids=tuple(answer_ids))
+        forced = replace(plan, parts=parts, layout=parts.layout())
+        done = self._cache.runtime.engine.submit(
+            GenerationJob(forced, SamplingParams(), 1)
+        ).result()
+        return torch.cat([done.first_logits[None], done.given_logits])
