@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ARGS ?=
 
-.PHONY: help setup demo test test-slow lint format eval-speed clean
+.PHONY: help setup demo test test-slow lint format eval-speed eval-quality clean
 
 help: ## Show this list.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -42,6 +42,9 @@ format: $(STAMP) ## Rewrite the code in the house style.
 
 eval-speed: $(STAMP) ## Measure fused against full prefill, side by side.
 	$(BIN)/chunkcache eval speed $(ARGS)
+
+eval-quality: $(STAMP) ## Measure how close fused answers are to the full prefill's.
+	$(BIN)/chunkcache eval quality $(ARGS)
 
 clean: ## Remove the virtual environment and caches.
 	rm -rf $(VENV) build .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,7 +1,7 @@
 """Preparations: what a chunk reads before itself when it is prefilled, dropped afterwards.
 
 Measured on the demo model, what stands in front of a chunk matters more for the fused answer than
-which of its tokens are recomputed later; see ``docs/experiments.md``.
+which of its tokens are recomputed later; see ``docs/fidelity.md``.
 """
 
 import re

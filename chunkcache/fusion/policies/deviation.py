@@ -3,7 +3,7 @@
 After CacheBlend (Yao et al. 2025, EuroSys, arXiv:2405.16444): every row runs layer 0; at the check
 layer the squared difference of fresh and stale values picks rows once; later layers run only
 those. Unlike the published code, rows are masked by their true positions and all question rows
-run (see ``docs/experiments.md`` for what the published mask costs).
+run.
 """
 
 from dataclasses import dataclass
