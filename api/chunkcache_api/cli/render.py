@@ -90,8 +90,9 @@ def comparison_table(answer: "Answer") -> Table:
     table.add_column("full prefill", overflow="fold", ratio=1)
     prompt = f"{account.prompt_tokens:,}"
     table.add_row("prompt tokens", prompt, prompt)
-    table.add_row("  exact prefix", f"{account.exact_prefix_tokens:,}", "0")
-    table.add_row("  fused", f"{account.fused_tokens:,}{_tiers(answer)}", "0")
+    table.add_row("  reused", f"{account.cached_tokens:,}{_tiers(answer)}", "0")
+    table.add_row("    exact prefix", f"{account.exact_prefix_tokens:,}", "")
+    table.add_row("    fused", f"{account.fused_tokens:,}", "")
     table.add_row("  recomputed", f"{account.recomputed_tokens:,}", "")
     table.add_row("  computed", f"{account.computed_tokens:,}", prompt)
     ttft_ms = answer.report.timings.ttft_ms
