@@ -169,8 +169,12 @@ class Bench:
                 self.pool,
                 pages,
                 plan,
-                lambda identity, may_prefill: self.stack.load_or_prefill(
-                    identity, lambda: self.prefill.compute(identity, codec)
+                lambda identity, may_prefill: (
+                    self.stack.load_or_prefill(
+                        identity, lambda: self.prefill.compute(identity, codec)
+                    )
+                    if may_prefill
+                    else self.stack.load(identity)
                 ),
                 self.templates.get,
             ).steps()

@@ -94,6 +94,16 @@ class Layout:
         """Position of the first chunk's first token; without chunks, the prompt's end."""
         return self.chunks[0].start if self.chunks else self.prompt_end
 
+    @cached_property
+    def opening_end(self) -> int:
+        """One past the template text at the front; 0 if there is none, or nothing behind it.
+
+        Where the prompt has chunks this is :attr:`prefix_end`; a prompt whose chunks were all
+        left out has an opening too.
+        """
+        first = self.segments[0]
+        return first.end if first.kind == "template" and first.end < self.prompt_end else 0
+
     @property
     def prompt_end(self) -> int:
         """One past the last position of the prompt: where the answer begins."""

@@ -113,8 +113,8 @@ def count_reuse(
             )
         reports[name] = report
     if opening is not None and opening != "computed":
-        by_source[opening] += layout.prefix_end
-        exact += layout.prefix_end
+        by_source[opening] += layout.opening_end
+        exact += layout.opening_end
     account = PromptTokenAccount(
         prompt_tokens=layout.num_tokens,
         exact_prefix_tokens=exact,

@@ -87,7 +87,7 @@ def place_template(
         opening_is_exact: Whether the opening is placed at all: no where the rotation depends on
             the prompt's length, because its entry was computed at another.
     """
-    opening_ids = layout.token_ids[: layout.prefix_end]
+    opening_ids = layout.token_ids[: layout.opening_end]
     question_start = min(layout.query_positions, default=layout.num_tokens)
     source: Source | None = None
     stale: set[int] = set()
@@ -96,7 +96,7 @@ def place_template(
         if segment.kind != "template" or segment.end > question_start:
             continue
         is_opening = segment.start == 0
-        if is_opening and not opening_is_exact:
+        if is_opening and not (opening_is_exact and layout.opening_end):
             continue
         identity = replace(
             like,

@@ -107,3 +107,33 @@ def test_an_opening_that_is_not_finite_runs_in_place(bench_of: Benches, value: f
     met = bench.run(plan).outcome
     assert met.report.account.exact_prefix_tokens == 0
     assert (met.logits - sound.logits).abs().max() <= 1e-5
+
+
+def test_a_prompt_without_its_chunks_counts_no_more_than_its_opening(bench_of: Benches) -> None:
+    """Every chunk is missing and left out: the question still runs, and is counted as run."""
+    bench = bench_of("llama")
+    plan = bench.plan([bench.draw(50, 1), bench.draw(40, 2)], "query")
+    plan = replace(plan, on_miss="skip")
+    opening = plan.layout.opening_end
+    assert opening == plan.layout.prefix_end > 0
+    for exact in (0, opening):
+        run = bench.run(plan)
+        assert not run.layout.chunks
+        account = run.outcome.report.account
+        assert account.exact_prefix_tokens == account.cached_tokens == exact
+        assert account.computed_tokens == run.layout.num_tokens - exact
+        plain = bench.plain_logits(run.layout.token_ids)[-1]
+        assert (run.outcome.logits - plain).abs().max() <= 1e-4
+
+
+def test_a_prompt_that_is_all_opening_still_runs(bench_of: Benches) -> None:
+    bench = bench_of("llama")
+    plan = bench.plan([bench.draw(50, 1)], "none", question=())
+    template = replace(plan.parts.template, before_question=(), after_question=())
+    parts = replace(plan.parts, template=template)
+    plan = replace(plan, parts=parts, layout=parts.layout(), on_miss="skip")
+    for _ in range(2):
+        run = bench.run(plan)
+        assert run.outcome.report.account.computed_tokens == run.layout.num_tokens
+        plain = bench.plain_logits(run.layout.token_ids)[-1]
+        assert (run.outcome.logits - plain).abs().max() <= 1e-4
