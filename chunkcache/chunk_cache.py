@@ -278,7 +278,8 @@ class ChunkCache:
             return answer
         fused = growing.finished()
         full = self.stream_full(fused, options).finished()
-        return replace(answer, comparison=compare_answers(fused, full))
+        comparison = self.runtime.engine.call(lambda: compare_answers(fused, full)).result()
+        return replace(answer, comparison=comparison)
 
     def stream_full(self, finished: Finished, options: AskOptions) -> StreamingAnswer:
         """The full prefill's answer to the very prompt of a finished one.

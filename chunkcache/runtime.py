@@ -22,6 +22,7 @@ from chunkcache.model.prefill import IsolatedPrefill
 from chunkcache.model.template import DEFAULT_SYSTEM
 from chunkcache.pages import PagePool
 from chunkcache.settings import Settings
+from chunkcache.short_thread import on_short_thread
 from chunkcache.splitting import DocumentSplitter
 from chunkcache.store.disk import DiskTier
 from chunkcache.store.environment import StoreEnvironment
@@ -219,7 +220,7 @@ def _pass_gate(model: LoadedModel, env: StoreEnvironment, progress: Progress) ->
         report = None if stored is None else _decoded(stored)
     if report is None:
         progress("checking the model once: fused in full against its plain forward")
-        report = run_gate(model.runner)
+        report = on_short_thread(lambda: run_gate(model.runner))
         data = msgspec.msgpack.encode(report)
         env.update(lambda txn: txn.put(Database.MANIFEST, name, data))
     check_gate(report)

@@ -2,16 +2,13 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from chunkcache_api.cli.app import app
 from chunkcache_api.cli.app import main as run_app
 from chunkcache_eval.quality.cli import register as register_quality
-
-if TYPE_CHECKING:
-    from chunkcache_eval.datasets.records import Question
 
 eval_app = typer.Typer(
     no_args_is_help=True, help="Measure: how fast, on this machine, side by side."
@@ -50,17 +47,14 @@ def speed(
     """
     from chunkcache.settings import load_settings
     from chunkcache_eval.datasets.records import demo_questions, read_questions
+    from chunkcache_eval.question_choice import QuestionChoice
     from chunkcache_eval.report import print_speed
     from chunkcache_eval.speed import measure_speed
 
     settings = load_settings(model=model, preparation=preparation, codec=codec)
-    questions = (
-        [q for path in data for q in _chosen(read_questions(path), limit, near_tokens)]
-        if data
-        else demo_questions()[:limit]
-    )
     report = measure_speed(
-        questions,
+        [read_questions(path) for path in data] if data else [demo_questions()],
+        QuestionChoice(limit, near_tokens),
         settings=settings,
         policies=[(name, ratio) for name in policy or ["query"]],
         repeats=repeats,
@@ -71,13 +65,6 @@ def speed(
         typer.echo(json.dumps(report.to_dict()))
     else:
         print_speed(report)
-
-
-def _chosen(questions: "list[Question]", limit: int, near_tokens: int | None) -> "list[Question]":
-    """The first questions, or those nearest to a size."""
-    if near_tokens is not None:
-        questions = sorted(questions, key=lambda q: abs(q.estimated_tokens - near_tokens))
-    return questions[:limit]
 
 
 def main() -> None:

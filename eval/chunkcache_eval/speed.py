@@ -23,6 +23,7 @@ from chunkcache.results import Answer
 from chunkcache.settings import Settings
 from chunkcache_eval.datasets.records import Question
 from chunkcache_eval.memory import MemoryReport, measure_memory
+from chunkcache_eval.question_choice import QuestionChoice, num_context_tokens
 
 Progress = Callable[[str], None]
 
@@ -95,7 +96,8 @@ class SpeedReport:
 
 
 def measure_speed(
-    questions: Sequence[Question],
+    question_sets: Sequence[Sequence[Question]],
+    choice: QuestionChoice,
     *,
     settings: Settings,
     policies: Sequence[tuple[str, float]],
@@ -106,7 +108,8 @@ def measure_speed(
     """Measure.
 
     Args:
-        questions: At least one.
+        question_sets: At least one question in all.
+        choice: Which of each set.
         settings: Model, codec and preparation to measure; the store and limits are replaced.
         policies: Policy names with their ratios.
         repeats: Runs of each, of which the median counts.
@@ -124,8 +127,11 @@ def measure_speed(
         }
         with ChunkCache.open(progress=progress, **values) as cache:
             _warm_up(cache)
+            tokenizer = cache.runtime.model.tokenizer
+            questions = [q for one in question_sets for q in choice.of(one, tokenizer)]
+            longest = max(questions, key=lambda q: num_context_tokens(q, tokenizer))
             efficiency = _precache(cache, questions, progress)
-            bandwidth = _copy_bandwidth_gb_s()
+            bandwidth = cache.runtime.engine.call(_copy_bandwidth_gb_s).result()
             runs = [
                 _run(cache, question, policy, ratio, repeats, bandwidth, progress)
                 for question in questions
@@ -136,9 +142,7 @@ def measure_speed(
         memory = None
         if with_memory:
             progress("measuring memory in fresh processes")
-            memory = measure_memory(
-                values, max(questions, key=lambda q: q.estimated_tokens), questions
-            )
+            memory = measure_memory(values, longest, questions)
         return SpeedReport(
             runs=tuple(runs),
             speedup_median=statistics.median(r.speedup for r in runs),
@@ -159,12 +163,19 @@ def _warm_up(cache: ChunkCache) -> None:
 
 
 def _precache(cache: ChunkCache, questions: Sequence[Question], progress: Progress) -> float:
+    """Tokens per second of pre-caching over those of bare forwards of the same chunks.
+
+    The bare forwards run once before and once after it, so that a machine that slows down or
+    speeds up meanwhile does not count for either.
+    """
+    runtime = cache.runtime
     passages = {p.passage_id: p.text for q in questions for p in q.passages}
-    progress(f"pre-caching {len(passages)} passages")
-    summary = cache.precache([TextItem(i, text) for i, text in passages.items()])
-    ids = [torch.tensor([chunk.token_ids]) for name in passages for chunk in cache.get(name).chunks]
-    progress("bare forwards of the same chunks")
-    decoder = cache.runtime.model.runner.hf_model.model
+    ids = [
+        torch.tensor([chunk.token_ids])
+        for text in passages.values()
+        for chunk in runtime.splitter.split(text, cache.catalog.namespace, "text")
+    ]
+    decoder = runtime.model.runner.hf_model.model
 
     def bare() -> float:
         began = time.perf_counter()
@@ -173,9 +184,14 @@ def _precache(cache: ChunkCache, questions: Sequence[Question], progress: Progre
                 decoder(input_ids=token_ids, use_cache=False)
         return time.perf_counter() - began
 
-    bare_seconds = cache.runtime.engine.call(bare).result()
-    num_tokens = sum(t.shape[1] for t in ids)
-    return (summary.prefilled_tokens / summary.seconds) / (num_tokens / bare_seconds)
+    progress("bare forwards of all chunks")
+    before = runtime.engine.call(bare).result()
+    progress(f"pre-caching {len(passages)} passages")
+    summary = cache.precache([TextItem(i, text) for i, text in passages.items()])
+    progress("bare forwards of all chunks")
+    after = runtime.engine.call(bare).result()
+    bare_rate = sum(t.shape[1] for t in ids) / ((before + after) / 2)
+    return (summary.prefilled_tokens / summary.seconds) / bare_rate
 
 
 def _run(

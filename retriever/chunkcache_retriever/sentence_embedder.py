@@ -15,6 +15,7 @@ from chunkcache.errors import InvalidValueError, ModelFilesError, UnsupportedMod
 from chunkcache.identity import digest_fields
 from chunkcache.model.quiet import without_progress_bars
 from chunkcache.model.weights_digest import FileDigests
+from chunkcache.short_thread import on_short_thread
 from chunkcache_retriever.embedder import Vectors
 
 _FILE_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model")
@@ -81,14 +82,16 @@ class SentenceTransformerEmbedder:
 
     def _encode(self, texts: Sequence[str], prompt: str) -> Vectors:
         with self._lock:
-            vectors = self._model.encode(
-                list(texts),
-                prompt=prompt,
-                # Padding to a neighbour's length would change a vector's last bits.
-                batch_size=1,
-                show_progress_bar=False,
-                convert_to_numpy=True,
-                normalize_embeddings=True,
+            vectors = on_short_thread(
+                lambda: self._model.encode(
+                    list(texts),
+                    prompt=prompt,
+                    # Padding to a neighbour's length would change a vector's last bits.
+                    batch_size=1,
+                    show_progress_bar=False,
+                    convert_to_numpy=True,
+                    normalize_embeddings=True,
+                )
             )
         return np.ascontiguousarray(vectors, dtype=np.float32)
 

@@ -9,10 +9,12 @@ import pytest
 from typer.testing import CliRunner
 
 from chunkcache.errors import InvalidValueError
+from chunkcache.model.loading import LoadedModel
 from chunkcache.settings import load_settings
 from chunkcache_eval.cli import app
 from chunkcache_eval.datasets.records import Passage, Question, demo_questions, read_questions
 from chunkcache_eval.memory import measure_memory
+from chunkcache_eval.question_choice import QuestionChoice, num_context_tokens
 from chunkcache_eval.report import print_speed
 from chunkcache_eval.speed import measure_speed
 
@@ -36,7 +38,8 @@ def test_a_report_adds_up(
     model_dir: Callable[..., Path], cache_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     report = measure_speed(
-        [QUESTION],
+        [[QUESTION]],
+        QuestionChoice(),
         settings=_settings(model_dir, cache_dir),
         policies=[("query", 0.25)],
         repeats=2,
@@ -85,12 +88,28 @@ def test_questions_are_read_and_bad_lines_named(tmp_path: Path) -> None:
     }
     path.write_text(json.dumps(record) + "\n")
     (question,) = read_questions(path)
-    assert (question.question_id, question.estimated_tokens) == ("a", 99)
+    assert (question.question_id, question.passages[0].text) == ("a", "t" * 440)
     path.write_text(json.dumps(record) + "\n{}\n")
     with pytest.raises(InvalidValueError, match=r"questions\.jsonl:2"):
         read_questions(path)
     with pytest.raises(InvalidValueError, match="cannot be read"):
         read_questions(tmp_path / "nowhere")
+
+
+def test_a_size_is_counted_in_the_models_own_tokens(load_tiny: Callable[..., LoadedModel]) -> None:
+    tokenizer = load_tiny().tokenizer
+
+    def question(name: str, text: str) -> Question:
+        return Question(name, "?", (), (Passage(f"{name}-passage", text),))
+
+    words, digits = question("words", "the key " * 30), question("digits", "4017 9999 " * 24)
+    assert len(words.passages[0].text) == len(digits.passages[0].text)
+    sizes = {q.question_id: num_context_tokens(q, tokenizer) for q in (words, digits)}
+    assert sizes["words"] < sizes["digits"]
+    for near, nearest in ((sizes["words"], words), (sizes["digits"], digits)):
+        assert QuestionChoice(1, near).of([digits, words], tokenizer) == [nearest]
+    assert QuestionChoice(1).of([digits, words], tokenizer) == [digits]
+    assert QuestionChoice().of([digits, words], tokenizer) == [digits, words]
 
 
 def test_the_demo_questions_need_no_file() -> None:

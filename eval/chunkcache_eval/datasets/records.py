@@ -49,11 +49,6 @@ class Question:
     task: str = ""
     needs_all_answers: bool = False
 
-    @property
-    def estimated_tokens(self) -> int:
-        """Context tokens, at 4.4 characters each (measured on English prose, demo model)."""
-        return int(sum(len(p.text) for p in self.passages) / 4.4)
-
 
 def read_questions(path: Path, on_broken: OnBroken | None = None) -> list[Question]:
     """Read a question set.
