@@ -17,7 +17,7 @@ from types import TracebackType
 import torch
 
 from chunkcache.errors import ContextLengthExceededError
-from chunkcache.model.families import ModelSpec
+from chunkcache.model.spec import ModelSpec
 
 
 class PageLease:

@@ -66,7 +66,7 @@ class Runtime:
         self.codec: Codec = codec_by_name(settings.codec, runner.dtype)
         self.preparation = Preparation.parse(settings.preparation)
         self.reuse_is_lossless = (
-            self.codec.dtype == runner.dtype and not runner.spec.rope_is_length_dependent
+            self.codec.dtype == runner.dtype and not runner.spec.rope.is_length_dependent
         )
         self.system = DEFAULT_SYSTEM if settings.system is None else settings.system
         self.splitter = DocumentSplitter(model.tokenizer, settings.chunk_tokens)

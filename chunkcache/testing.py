@@ -14,7 +14,44 @@ from typing import Any
 from chunkcache.entry import Entry
 from chunkcache.errors import EngineFailedError
 
-TINY_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+_FAMILY_FIELDS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {"sliding_window": None},
+    "qwen2": {},
+    "qwen3": {},
+    "smollm3": {"num_hidden_layers": 4, "no_rope_layer_interval": 2},
+    "olmo2": {},
+    "granite": {
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.6,
+        "attention_multiplier": 0.2,
+        "logits_scaling": 2.5,
+    },
+    "phi3": {"partial_rotary_factor": 0.5, "original_max_position_embeddings": 512},
+    "gemma2": {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": 24,
+        "sliding_window": 24,
+        "attn_logit_softcapping": 5.0,
+        "final_logit_softcapping": 6.0,
+    },
+    "gemma3_text": {
+        "query_pre_attn_scalar": 24,
+        "sliding_window": 24,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen3_moe": {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "norm_topk_prob": True,
+        "mlp_only_layers": [1],
+    },
+}
+"""Per family, what its configuration needs beside the common fields to use what sets it apart."""
+
+TINY_FAMILIES = tuple(_FAMILY_FIELDS)
 """Families that :func:`write_tiny_model` can write."""
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -44,7 +81,7 @@ def write_tiny_model(
 ) -> Path:
     """Write a model of random weights with its tokenizer and chat template.
 
-    Two layers, hidden size 64, four query heads over two KV heads, 512 positions, a byte-level
+    Two layers (SmolLM3: four), hidden size 64, four query heads over two KV heads, 512 positions, a byte-level
     BPE tokenizer of 419 tokens that reads any text, ChatML. The same arguments give the same
     bytes. The rows of the control tokens in the output matrix are zero, so that greedy answers
     run to their limit; give ``eos_token_id`` to have one end earlier.
@@ -85,8 +122,7 @@ def write_tiny_model(
         "eos_token_id": SPECIAL_TOKENS.index("<|im_end|>"),
         "pad_token_id": SPECIAL_TOKENS.index("<|endoftext|>"),
     }
-    if family == "mistral":
-        fields["sliding_window"] = None
+    fields |= _FAMILY_FIELDS[family]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **fields | config))

@@ -13,24 +13,25 @@ import torch
 
 from chunkcache.chunk_cache import ChunkCache
 from chunkcache.codecs import codec_by_name
+from chunkcache.fusion.cost import CostMeter
 from chunkcache.fusion.fuse import Fusion, FusionOutcome
 from chunkcache.fusion.layout import ChunkRef, Layout, prompt_prefix_ids
 from chunkcache.fusion.plan import FusionLimits, FusionPlan, PromptParts, plan_fusion
 from chunkcache.fusion.policies.registry import PolicyOptions, make_policy
 from chunkcache.fusion.policy import Policy
 from chunkcache.fusion.preparation import Preparation
+from chunkcache.fusion.recompute import SequenceKV, finish_rows, run_rows
 from chunkcache.fusion.template_entries import TemplateEntries
 from chunkcache.identity import EntryIdentity, TenantNamespace
 from chunkcache.model.loading import LoadedModel, load_model
 from chunkcache.model.prefill import IsolatedPrefill
-from chunkcache.pages import PagePool
+from chunkcache.pages import PageLease, PagePool
 from chunkcache.store.host import HostTier
 from chunkcache.store.stack import TierStack
 from chunkcache.testing import write_tiny_model
 
 torch.set_num_threads(1)  # tiny models: a second thread only waits, above all on a busy machine
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 NAMESPACE = TenantNamespace(b"n" * 32)
 NO_LIMITS = FusionLimits(min_context_tokens=0, min_mean_chunk_tokens=0, max_ratio=2.0)
 SMALL_SETTINGS: dict[str, Any] = {
@@ -152,7 +153,7 @@ class Bench:
             policy,
             preparation=preparation,
             reuse_is_lossless=chosen.dtype == self.runner.dtype
-            and not self.runner.spec.rope_is_length_dependent,
+            and not self.runner.spec.rope.is_length_dependent,
             on_miss="prefill",
             limits=limits,
         )
@@ -195,13 +196,26 @@ class Bench:
         return self.runner.hf_model(input_ids=ids, use_cache=False).logits[0].float()
 
     @torch.inference_mode()
-    def plain_kv(self, token_ids: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    def fill(self, pages: PageLease, token_ids: Sequence[int]) -> None:
+        """Run a prompt in full over pages of the pool."""
+        slots = pages.slots[: len(token_ids)]
+        sequence = SequenceKV.over(self.runner, self.pool.k, self.pool.v, slots)
+        rows, cost = torch.arange(len(token_ids)), CostMeter(self.runner.spec.num_layers)
+        finish_rows(run_rows(self.runner, sequence, torch.tensor(token_ids), rows, cost=cost))
+
+    @torch.inference_mode()
+    def plain_kv(
+        self, token_ids: Sequence[int], *, first_position: int = 0
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Rotated keys and values ``[layers, tokens, kv heads, dim]`` of the library's forward."""
         from transformers import DynamicCache
 
-        cache = DynamicCache(config=self.runner.hf_model.config)
+        cache = DynamicCache()  # of no configuration: it keeps what is behind a window too
         ids = torch.tensor([list(token_ids)])
-        self.runner.hf_model.model(input_ids=ids, cache=cache, use_cache=True)
+        positions = torch.arange(len(token_ids))[None] + first_position
+        self.runner.hf_model.model(
+            input_ids=ids, position_ids=positions, cache=cache, use_cache=True
+        )
         k = torch.stack([layer.keys[0].transpose(0, 1) for layer in cache.layers])
         v = torch.stack([layer.values[0].transpose(0, 1) for layer in cache.layers])
         return k, v

@@ -80,8 +80,9 @@ class DecodeTile:
                 batch,
                 scale=spec.scale,
                 window=spec.windows[layer],
+                softcap=spec.attention_softcap,
             )
-            hidden = runner.finish(layer, hidden, attended)
+            hidden = runner.finish(layer, hidden, attended, unrelated_rows=True)
         return runner.logits(hidden)[:num_live]
 
     def _batch(self, rows: Sequence[DecodeRow]) -> DecodeBatch:

@@ -236,7 +236,7 @@ class Fusion:
             sequence,
             self._load_template,
             self._plan.identities[0],
-            opening_is_exact=not self._runner.spec.rope_is_length_dependent,
+            opening_is_exact=not self._runner.spec.rope.is_length_dependent,
         )
         self._watch.lap("prefill" if placed.num_computed else "load")
         return placed

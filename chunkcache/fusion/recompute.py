@@ -144,6 +144,7 @@ def run_rows(
             rows,
             scale=spec.scale,
             window=spec.windows[layer],
+            softcap=spec.attention_softcap,
         )
         hidden = runner.finish(layer, hidden, attended)
         if layer + 1 < spec.num_layers:

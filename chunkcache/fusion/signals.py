@@ -68,6 +68,7 @@ class QueryProbe:
                         self._query,
                         scale=spec.scale,
                         window=spec.windows[layer],
+                        softcap=spec.attention_softcap,
                         reduce=aggregation,
                     )
                 )

@@ -17,11 +17,11 @@ from safetensors import SafetensorError
 from chunkcache.errors import ModelFilesError, UnsupportedModelError
 from chunkcache.identity import ModelIdentity, digest_fields
 from chunkcache.model.demo import DEMO_MODEL, demo_gguf_path
-from chunkcache.model.families import spec_from_config
 from chunkcache.model.gguf import convert_gguf
 from chunkcache.model.loading_info import check_loading_info
 from chunkcache.model.quiet import without_progress_bars
 from chunkcache.model.runner import ModelRunner
+from chunkcache.model.spec import spec_from_config
 from chunkcache.model.template import PromptTemplate, render_chat, split_template
 from chunkcache.model.tokenising import TextTokenizer
 from chunkcache.model.weights_digest import FileDigests
@@ -79,7 +79,7 @@ def load_model(
     """
     source_dir = _resolve(model, cache_dir, revision, progress)
     config = _load_config(source_dir)
-    spec_from_config(config)
+    spec = spec_from_config(config)
     chosen = _choose_dtype(dtype, device)
     files = _weight_files(source_dir)
     definition = _tokenizer_definition(source_dir)
@@ -92,7 +92,8 @@ def load_model(
     weights = FileDigests(cache_dir / "weights-digests.json").digest_all(files)
     identity = _identity(config, weights, tokenizer, chosen)
     progress(f"loading {model}")
-    hf_model = _load_weights(source_dir, chosen, device)
+    attention = "eager" if spec.family.attention_softcap else "sdpa"
+    hf_model = _load_weights(source_dir, chosen, device, attention)
     tokenizer_config = _read_json(source_dir / "tokenizer_config.json", required=False)
     special = _special_tokens(tokenizer_config)
     name = source_dir.name if Path(model).expanduser().exists() else model
@@ -206,7 +207,7 @@ def _tokenizer(definition: str, source_dir: Path) -> TextTokenizer:
         raise ModelFilesError(f"tokenizer.json in {source_dir} is not usable: {error}") from error
 
 
-def _load_weights(source_dir: Path, dtype: torch.dtype, device: str) -> Any:
+def _load_weights(source_dir: Path, dtype: torch.dtype, device: str, attention: str) -> Any:
     from transformers import AutoModelForCausalLM
 
     try:
@@ -216,7 +217,7 @@ def _load_weights(source_dir: Path, dtype: torch.dtype, device: str) -> Any:
                 dtype=dtype,
                 trust_remote_code=False,
                 use_safetensors=True,
-                attn_implementation="sdpa",
+                attn_implementation=attention,
                 output_loading_info=True,
             )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:

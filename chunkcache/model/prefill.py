@@ -64,7 +64,7 @@ class IsolatedPrefill:
         Returns:
             The first position that has to run.
         """
-        if self._runner.spec.rope_is_length_dependent:
+        if self._runner.spec.rope.is_length_dependent:
             prefix_ids = ()
         is_there = self._prefix_ids == prefix_ids
         # Until it has run, whatever stops it must not leave a prefix that is not there.

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from chunkcache.model.spec import RopeSpec
+
 _ROUND_UP = 1024
 """Tables that do not depend on the length are made in steps of this many positions."""
 
@@ -42,10 +44,9 @@ class Rotary:
     the wanted positions are taken from it.
     """
 
-    def __init__(self, module: nn.Module, num_layers: int, length_dependent: bool) -> None:
+    def __init__(self, module: nn.Module, rope: RopeSpec) -> None:
         self._module: Any = module
-        self._table_of_layer = (0,) * num_layers
-        self._length_dependent = length_dependent
+        self._rope = rope
         self._cached: RotaryTables | None = None
 
     def tables(self, length_tokens: int) -> RotaryTables:
@@ -53,26 +54,40 @@ class Rotary:
 
         Where the rotation does not depend on the length, a longer cached table serves.
         """
-        cached = self._cached
+        cached, length_dependent = self._cached, self._rope.is_length_dependent
         if cached is not None:
             have = cached.cos.shape[1]
-            if have == length_tokens or (not self._length_dependent and have > length_tokens):
+            if have == length_tokens or (not length_dependent and have > length_tokens):
                 return cached.take(slice(0, length_tokens))
-        made = self._make(
-            length_tokens if self._length_dependent else -(-length_tokens // _ROUND_UP) * _ROUND_UP
+        num_positions = (
+            length_tokens if length_dependent else -(-length_tokens // _ROUND_UP) * _ROUND_UP
         )
+        made = self._make(torch.arange(num_positions))
         self._cached = made
         return made.take(slice(0, length_tokens))
 
-    def _make(self, length_tokens: int) -> RotaryTables:
+    def between(self, start: int, end: int, length_tokens: int) -> RotaryTables:
+        """Tables of positions ``start .. end - 1`` alone, for a sequence of ``length_tokens``.
+
+        For a look at far positions: nothing is made for those in front, and nothing is remembered.
+        """
+        assert 0 <= start <= end <= length_tokens
+        positions = torch.cat([torch.arange(start, end), torch.tensor([length_tokens - 1])])
+        return self._make(positions).take(slice(0, end - start))
+
+    def _make(self, positions: torch.Tensor) -> RotaryTables:
         # The module changes its own buffers: they must not become inference tensors.
         with torch.inference_mode(False), torch.no_grad():
             self._forget_length()
-            parameter = next(iter(self._module.buffers()))
-            probe = torch.empty(0, dtype=torch.float32, device=parameter.device)
-            positions = torch.arange(length_tokens, device=parameter.device)[None]
-            cos, sin = self._module(probe, positions)
-        return RotaryTables(cos, sin, self._table_of_layer)
+            device = next(iter(self._module.buffers())).device
+            probe = torch.empty(0, dtype=torch.float32, device=device)
+            index = positions.to(device)[None]
+            pairs = [
+                self._module(probe, index, *(() if kind is None else (kind,)))
+                for kind in self._rope.layer_types
+            ]
+            cos, sin = (torch.cat(tables).contiguous() for tables in zip(*pairs, strict=True))
+        return RotaryTables(cos, sin, self._rope.table_of_layer)
 
     def _forget_length(self) -> None:
         """Undo what a length-dependent module remembers of the longest sequence it has seen.
@@ -80,8 +95,11 @@ class Rotary:
         The library keeps the base it derived for it; a prompt's rotation must not depend on which
         prompts came before.
         """
+        if not self._rope.is_length_dependent:
+            return
         module = self._module
-        original = getattr(module, "original_inv_freq", None)
-        if self._length_dependent and original is not None:
-            module.register_buffer("inv_freq", original.clone(), persistent=False)
-            module.max_seq_len_cached = module.original_max_seq_len
+        for kind in self._rope.layer_types:
+            prefix = "" if kind is None else f"{kind}_"
+            original = getattr(module, f"{prefix}original_inv_freq")
+            module.register_buffer(f"{prefix}inv_freq", original.clone(), persistent=False)
+            setattr(module, f"{prefix}max_seq_len_cached", module.original_max_seq_len)

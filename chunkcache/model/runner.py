@@ -2,7 +2,7 @@
 
 The library's ``generate()`` and cache classes hide what fusion needs: keys before RoPE, any set
 of rows, any layer range. The runner offers exactly these pieces and knows nothing of pages,
-attention or policies.
+attention or policies. What differs between families it reads from ``FamilyFacts`` and the spec.
 """
 
 from typing import Any
@@ -12,8 +12,8 @@ from torch import nn
 
 from chunkcache.errors import UnsupportedModelError
 from chunkcache.identity import ModelDigest, ModelIdentity
-from chunkcache.model.families import ModelSpec, spec_from_config
 from chunkcache.model.rotary import Rotary
+from chunkcache.model.spec import ModelSpec, spec_from_config
 
 MLP_BLOCK_ROWS = 1024
 """Most rows per MLP call: larger blocks fall out of the CPU's caches (measured: 2,000 rows in one
@@ -47,9 +47,7 @@ class ModelRunner:
         self._layers: list[Any] = list(decoder.layers)
         self._norm: nn.Module = decoder.norm
         self._head: nn.Module = model.lm_head
-        self.rotary = Rotary(
-            decoder.rotary_emb, self.spec.num_layers, self.spec.rope_is_length_dependent
-        )
+        self.rotary = Rotary(decoder.rotary_emb, self.spec.rope)
         self._check_modules()
 
     @property
@@ -63,25 +61,23 @@ class ModelRunner:
         return self._layers[0].self_attn.o_proj.weight.dtype
 
     def _check_modules(self) -> None:
-        layer = self._layers[0]
-        wanted = ["q_proj", "k_proj", "v_proj", "o_proj"]
-        if self.spec.family.qk_norm:
-            wanted += ["q_norm", "k_norm"]
+        layer, family = self._layers[0], self.spec.family
+        projections = ("qkv_proj",) if family.fused_projections else ("q_proj", "k_proj", "v_proj")
+        norms = () if family.qk_norm == "none" else ("q_norm", "k_norm")
+        wanted = (*projections, "o_proj", *norms)
         missing = [w for w in wanted if not hasattr(layer.self_attn, w)]
-        missing += [
-            w
-            for w in ("input_layernorm", "post_attention_layernorm", "mlp")
-            if not hasattr(layer, w)
-        ]
+        missing += [w for w in (*family.norms.names(), "mlp") if not hasattr(layer, w)]
         if missing:
             raise UnsupportedModelError(
-                f"a {self.spec.family.name} layer without {', '.join(missing)}: "
+                f"a {family.name} layer without {', '.join(missing)}: "
                 "this transformers release builds the family in another way"
             )
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Token ids ``[R]`` to hidden states ``[R, hidden]``."""
-        return self._embed(token_ids)
+        embedded = self._embed(token_ids)
+        multiplier = self.spec.embedding_multiplier
+        return embedded if multiplier == 1.0 else embedded * multiplier
 
     def project(
         self, layer: int, hidden: torch.Tensor
@@ -96,35 +92,69 @@ class ModelRunner:
             ``q [R, num_heads, head_dim]``, ``k`` and ``v [R, num_kv_heads, head_dim]``; q and k
             after their norms, if the family has them.
         """
-        module = self._layers[layer]
-        attention = module.self_attn
-        normed = module.input_layernorm(hidden)
-        shape = (hidden.shape[0], -1, self.spec.head_dim)
-        q = attention.q_proj(normed).view(shape)
-        k = attention.k_proj(normed).view(shape)
-        v = attention.v_proj(normed).view(shape)
-        if self.spec.family.qk_norm:
+        module, spec = self._layers[layer], self.spec
+        attention, qk_norm = module.self_attn, spec.family.qk_norm
+        normed = _apply(module, spec.family.norms.attention_in, hidden)
+        if spec.family.fused_projections:
+            num_kv = spec.num_kv_heads * spec.head_dim
+            sizes = [spec.num_heads * spec.head_dim, num_kv, num_kv]
+            q, k, v = attention.qkv_proj(normed).split(sizes, dim=-1)
+        else:
+            q, k, v = attention.q_proj(normed), attention.k_proj(normed), attention.v_proj(normed)
+        if qk_norm == "projection":
+            q, k = attention.q_norm(q), attention.k_norm(k)
+        q, k, v = (x.unflatten(-1, (-1, spec.head_dim)) for x in (q, k, v))
+        if qk_norm == "head":
             q, k = attention.q_norm(q), attention.k_norm(k)
         return q, k, v
 
-    def finish(self, layer: int, hidden: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+    def finish(
+        self,
+        layer: int,
+        hidden: torch.Tensor,
+        attended: torch.Tensor,
+        *,
+        unrelated_rows: bool = False,
+    ) -> torch.Tensor:
         """The rest of a layer after attention.
 
         Args:
             layer: Layer index.
             hidden: ``[R, hidden]``, the layer's input (the residual).
             attended: ``[R, num_heads, head_dim]``.
+            unrelated_rows: Whether the rows belong to different requests. A block of experts then
+                runs them one by one: it groups rows by expert, and in a group of another size a
+                row has other bits.
 
         Returns:
             ``[R, hidden]``, the layer's output.
         """
-        module = self._layers[layer]
-        out = module.self_attn.o_proj(attended.reshape(hidden.shape[0], -1)).add_(hidden)
-        num_blocks = max(1, -(-len(out) // MLP_BLOCK_ROWS))
+        module, spec = self._layers[layer], self.spec
+        norms, multiplier = spec.family.norms, spec.residual_multiplier
+        out = module.self_attn.o_proj(attended.reshape(hidden.shape[0], -1))
+        out = _scaled_in_place(_apply(module, norms.attention_out, out), multiplier).add_(hidden)
+        block_rows = 1 if unrelated_rows and spec.family.experts else MLP_BLOCK_ROWS
+        num_blocks = max(1, -(-len(out) // block_rows))
         for block in out.chunk(num_blocks):
-            block.add_(module.mlp(module.post_attention_layernorm(block)))
+            rows = _apply(module, norms.mlp_in, block)
+            added = module.mlp(rows[None])[0] if spec.family.experts else module.mlp(rows)
+            block.add_(_scaled_in_place(_apply(module, norms.mlp_out, added), multiplier))
         return out
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Final norm and head: ``[R, hidden]`` to fp32 logits ``[R, vocab]``."""
-        return self._head(self._norm(hidden)).float()
+        logits, cap = self._head(self._norm(hidden)), self.spec.logits_softcap
+        if self.spec.logits_divisor != 1.0:
+            logits = logits / self.spec.logits_divisor
+        if cap is not None:
+            logits = torch.tanh(logits / cap) * cap
+        return logits.float()
+
+
+def _apply(layer: Any, norm: str | None, rows: torch.Tensor) -> torch.Tensor:
+    """The rows through a layer's norm of that name; themselves where there is none."""
+    return rows if norm is None else getattr(layer, norm)(rows)
+
+
+def _scaled_in_place(rows: torch.Tensor, multiplier: float) -> torch.Tensor:
+    return rows if multiplier == 1.0 else rows.mul_(multiplier)

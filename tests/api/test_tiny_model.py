@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from chunkcache.model.families import FAMILIES
 from chunkcache.model.gate import run_gate
 from chunkcache.model.loading import load_model
 from chunkcache.testing import SPECIAL_TOKENS, TINY_FAMILIES, write_tiny_model
@@ -19,7 +20,7 @@ def test_each_family_loads_and_passes_the_gate(tmp_path: Path, family: str) -> N
     directory = write_tiny_model(tmp_path / family, family=family)
     loaded = load_model(str(directory), cache_dir=tmp_path / "cache")
     assert run_gate(loaded.runner).passed
-    assert loaded.runner.spec.family.name.lower() == family
+    assert loaded.runner.spec.family is FAMILIES[family]
     assert loaded.runner.spec.max_positions == 512
     assert loaded.template.has_system
 

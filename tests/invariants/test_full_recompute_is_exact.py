@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+from chunkcache.testing import TINY_FAMILIES
+
 ROPE_TYPES: dict[str, dict[str, Any]] = {
     "linear": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0},
     "llama3": {
@@ -27,7 +28,7 @@ ROPE_TYPES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", TINY_FAMILIES)
 @pytest.mark.parametrize("policy", ["full", "hybrid", "query", "deviation", "random"])
 def test_recomputing_every_row_gives_the_plain_forward(
     bench_of: Callable[..., Any], family: str, policy: str

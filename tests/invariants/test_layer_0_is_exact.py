@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+from chunkcache.testing import TINY_FAMILIES
+
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
@@ -25,7 +26,7 @@ def _check_layer_0(bench: Any, run: Any) -> None:
     assert (run.v[0] - v[0]).abs().max() <= 1e-5
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", TINY_FAMILIES)
 @pytest.mark.parametrize("policy", ["none", "lego", "deviation", "query", "hybrid", "random"])
 def test_every_policy(bench_of: Callable[..., Any], family: str, policy: str) -> None:
     bench = bench_of(family)

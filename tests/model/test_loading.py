@@ -13,8 +13,7 @@ from chunkcache.errors import GateFailedError, ModelFilesError, UnsupportedModel
 from chunkcache.model.gate import check_gate, run_gate
 from chunkcache.model.loading import load_model
 from chunkcache.model.weights_digest import FileDigests
-
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+from chunkcache.testing import TINY_FAMILIES
 
 
 @pytest.fixture
@@ -94,7 +93,7 @@ def test_what_is_not_supported_is_refused_by_name(
         _load(copy, tmp_path)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", TINY_FAMILIES)
 def test_every_family_passes_the_gate(load_tiny: Callable[..., Any], family: str) -> None:
     report = run_gate(load_tiny(family).runner)
     assert report.passed
