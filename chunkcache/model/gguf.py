@@ -16,7 +16,6 @@ import psutil
 from blake3 import blake3
 
 from chunkcache.errors import ModelFilesError, UnsupportedModelError
-from chunkcache.model.families import FAMILIES
 from chunkcache.model.loading_info import check_loading_info
 
 _DIGITS_THEN_BYTES = {
@@ -32,6 +31,13 @@ _PRE_TOKENIZERS: dict[str, dict[str, Any] | None] = {
     "default": None,
 }
 """Pre-tokenizer by its GGUF name; None keeps what the converter made."""
+
+_ARCHITECTURES = ("gemma3", "llama", "qwen2", "qwen3")
+"""Architectures, by their GGUF name, whose files say all that the model needs."""
+_GEMMA3_HEAD_DIM = 256
+_GEMMA3_WINDOW_PATTERN = 6
+"""What the converter takes every Gemma 3 to have: scores scaled for heads of this size, and one
+layer without a window in so many. The file does not say the scale."""
 
 Progress = Callable[[str], None]
 
@@ -109,8 +115,13 @@ def _check_contents(reader: Any, file_name: str) -> None:
     """Refuse what the converter would drop without a word or fail on late."""
     architecture = reader.fields.get("general.architecture")
     name = architecture.contents() if architecture is not None else None
-    if name not in FAMILIES:
-        raise UnsupportedModelError(f"{file_name} has the architecture {name!r}")
+    if name not in _ARCHITECTURES:
+        raise UnsupportedModelError(
+            f"{file_name} has the architecture {name!r}; converted are {', '.join(_ARCHITECTURES)}: "
+            "use the original safetensors model"
+        )
+    if name == "gemma3":
+        _check_gemma3(reader, file_name)
     scaling = sorted(f for f in reader.fields if ".rope.scaling." in f)
     scaling += [t.name for t in reader.tensors if t.name == "rope_freqs.weight"]
     if scaling:
@@ -122,6 +133,20 @@ def _check_contents(reader: Any, file_name: str) -> None:
     unknown = sorted(k.name for k in kinds if not _can_dequantise(k))
     if unknown:
         raise UnsupportedModelError(f"{file_name} has tensors of type {', '.join(unknown)}")
+
+
+def _check_gemma3(reader: Any, file_name: str) -> None:
+    for field, assumed in (
+        ("attention.key_length", _GEMMA3_HEAD_DIM),
+        ("attention.sliding_window_pattern", _GEMMA3_WINDOW_PATTERN),
+    ):
+        found = reader.fields.get(f"gemma3.{field}")
+        value = assumed if found is None else found.contents()
+        if value != assumed:
+            raise UnsupportedModelError(
+                f"{file_name} has {field} {value}, where the conversion assumes {assumed}: use the "
+                "original safetensors model"
+            )
 
 
 def _can_dequantise(kind: Any) -> bool:
