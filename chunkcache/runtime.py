@@ -16,7 +16,13 @@ from chunkcache.fusion.plan import FusionLimits
 from chunkcache.fusion.preparation import Preparation
 from chunkcache.fusion.template_entries import TemplateEntries
 from chunkcache.identity import EntryIdentity, TenantNamespace, chunk_id, tenant_namespace
-from chunkcache.model.gate import GateReport, check_gate, gate_fingerprint, run_gate
+from chunkcache.model.gate import (
+    GateReport,
+    check_gate,
+    gate_fingerprint,
+    read_report,
+    run_gate,
+)
 from chunkcache.model.loading import LoadedModel, load_model
 from chunkcache.model.prefill import IsolatedPrefill
 from chunkcache.model.template import DEFAULT_SYSTEM
@@ -74,6 +80,7 @@ class Runtime:
             settings.min_fused_context_tokens,
             settings.min_mean_chunk_tokens,
             settings.max_fused_ratio,
+            full_only=gate.full_only,
         )
         self.prefill = IsolatedPrefill(runner)
         self.stack = TierStack(HostTier(settings.host_tier_bytes), DiskTier(env))
@@ -184,14 +191,6 @@ class Runtime:
         return lambda txn: catalog.link_entries_in(txn, owner, [identity.key()])
 
 
-def _decoded(stored: bytes | memoryview) -> GateReport | None:
-    """A stored report; None for one that cannot be read, which is then measured again."""
-    try:
-        return msgspec.msgpack.decode(stored, type=GateReport)
-    except msgspec.DecodeError:
-        return None
-
-
 def _check_prefix_fits(model: LoadedModel, preparation: Preparation, settings: Settings) -> None:
     """Refuse a preparation that, with a chunk behind it, is longer than the model's context."""
     system_ids = model.tokenizer.encode_content(settings.system or DEFAULT_SYSTEM)
@@ -217,11 +216,13 @@ def _pass_gate(model: LoadedModel, env: StoreEnvironment, progress: Progress) ->
     name = b"gate/" + fingerprint.encode()
     with env.read() as txn:
         stored = txn.get(Database.MANIFEST, name)
-        report = None if stored is None else _decoded(stored)
+        report = None if stored is None else read_report(stored)
     if report is None:
         progress("checking the model once: fused in full against its plain forward")
         report = on_short_thread(lambda: run_gate(model.runner))
         data = msgspec.msgpack.encode(report)
         env.update(lambda txn: txn.put(Database.MANIFEST, name, data))
     check_gate(report)
+    if report.full_only:
+        progress(f"the model serves full prefills alone, no reuse: {report.findings()}")
     return report

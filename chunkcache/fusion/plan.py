@@ -26,11 +26,13 @@ class FusionLimits:
         min_context_tokens: Fewer chunk tokens than this.
         min_mean_chunk_tokens: Smaller chunks than this on average.
         max_ratio: A recompute ratio of this or more.
+        full_only: Everywhere: the model's gate found that reused chunks are not right.
     """
 
     min_context_tokens: int
     min_mean_chunk_tokens: int
     max_ratio: float
+    full_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -151,6 +153,10 @@ def plan_fusion(
 def _why_full(layout: Layout, policy: Policy, limits: FusionLimits) -> ReuseWarning | None:
     if not policy.places_entries or not layout.chunks:
         return None
+    if limits.full_only:
+        return ReuseWarning(
+            "model_full_only", "the model's check failed for reused chunks: ran in full"
+        )
     num_tokens = layout.num_context_tokens
     if num_tokens < limits.min_context_tokens:
         return ReuseWarning(

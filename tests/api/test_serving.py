@@ -77,6 +77,7 @@ def test_it_lives_while_the_model_loads(make_runtime: MakeRuntime, serve: Serve)
         model = client.get("/v1/models").json()["data"][0]
         assert (model["id"], model["object"]) == ("tiny-llama", "model")
         assert "/" not in model["id"]
+        assert (model["family"], model["gate"]["passed"]) == ("Llama", True)
     assert opened[0].engine.num_open_requests == 0
     with pytest.raises(Exception, match="stopping"):
         opened[0].engine.call(lambda: None)

@@ -130,7 +130,17 @@ def test_a_failed_gate_refuses_the_model(
     @dataclass
     class Spoiled:
         def __call__(self, runner: Any) -> GateReport:
-            return GateReport("tiny", 0.5, 0.0, 2e-4, 76, "x", False)
+            return GateReport(
+                model_name="tiny",
+                logits_difference=0.5,
+                layer0_difference=0.0,
+                rotation_difference=0.0,
+                tolerance=2e-4,
+                num_tokens=76,
+                fingerprint="x",
+                passed=False,
+                full_only=False,
+            )
 
     monkeypatch.setattr(chunkcache.runtime, "run_gate", Spoiled())
     with pytest.raises(GateFailedError, match=r"0\.5"):

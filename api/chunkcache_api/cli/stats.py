@@ -47,7 +47,7 @@ def store_stats(store: Path | None) -> dict[str, Any]:
     from chunkcache.catalog import Catalog
     from chunkcache.chunk_cache import DEFAULT_TENANT
     from chunkcache.identity import tenant_namespace
-    from chunkcache.model.gate import GateReport
+    from chunkcache.model.gate import read_report
     from chunkcache.settings import load_settings
     from chunkcache.store.environment import StoreEnvironment
     from chunkcache.store.transaction import Database
@@ -76,7 +76,8 @@ def store_stats(store: Path | None) -> dict[str, Any]:
                 "file_bytes": env.file_bytes,
                 "max_bytes": env.max_bytes,
                 "gate_reports": [
-                    msgspec.to_builtins(msgspec.msgpack.decode(data, type=GateReport))
+                    msgspec.to_builtins(report)
                     for _, data in txn.scan(Database.MANIFEST, b"gate/")
+                    if (report := read_report(data)) is not None
                 ],
             }

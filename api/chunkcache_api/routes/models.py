@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 from fastapi import APIRouter
 
 from chunkcache_api.routes.current import CurrentService
@@ -12,12 +13,15 @@ router = APIRouter(tags=["models"])
 @router.get("/v1/models")
 async def list_models(service: CurrentService) -> dict[str, Any]:
     """The served model, in OpenAI's form."""
-    spec = service.cache.runtime.model.runner.spec
+    runtime = service.cache.runtime
+    spec, gate = runtime.model.runner.spec, runtime.gate
     model = {
         "id": service.model_name,
         "object": "model",
         "created": int(service.loaded_at),
         "owned_by": "chunkcache",
         "max_positions": spec.max_positions,
+        "family": spec.family.name,
+        "gate": msgspec.to_builtins(gate),
     }
     return {"object": "list", "data": [model]}
