@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -37,14 +37,7 @@ def open_cache(**settings: Any) -> Iterator[OpenedCache]:
         ChunkCacheError: As ``ChunkCache.open`` does.
     """
     log_to_stderr()
-    with messages.status("starting") as spinner:
-
-        def show(line: str) -> None:
-            if messages.is_terminal:
-                spinner.update(printable(line))
-            else:
-                say(line)
-
+    with progress_lines("starting") as show:
         from chunkcache.chunk_cache import ChunkCache
 
         began = time.perf_counter()
@@ -52,6 +45,20 @@ def open_cache(**settings: Any) -> Iterator[OpenedCache]:
         opened = OpenedCache(cache, time.perf_counter() - began)
     with cache:
         yield opened
+
+
+@contextmanager
+def progress_lines(title: str) -> Iterator[Callable[[str], None]]:
+    """Gives what shows one line of progress: beside a spinner, or as a line where none can turn."""
+    with messages.status(printable(title)) as spinner:
+
+        def show(line: str) -> None:
+            if messages.is_terminal:
+                spinner.update(printable(line))
+            else:
+                say(line)
+
+        yield show
 
 
 def log_to_stderr() -> None:

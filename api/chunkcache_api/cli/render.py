@@ -171,6 +171,31 @@ def stats_table(stats: dict[str, Any]) -> Table:
     return table
 
 
+def gate_table(checked: dict[str, Any]) -> Table:
+    """What ``models check`` found, figure by figure."""
+    table, gate = _facts(), checked["gate"]
+    _fact(table, "model", f"{checked['model']} ({checked['family']}, {checked['dtype']})")
+    windows = ", ".join(f"{w:,}" for w in checked["windows"]) or "none"
+    _fact(
+        table,
+        "form",
+        f"{checked['layers']} layers, {checked['heads']} heads over {checked['kv_heads']} of "
+        f"{checked['head_dim']}, {checked['max_positions']:,} positions, sliding windows: {windows}",
+    )
+    for what, name in (
+        ("full prefill", "logits_difference"),
+        ("layer 0", "layer0_difference"),
+        ("rotation", "rotation_difference"),
+    ):
+        outcome = "right" if gate[name] <= gate["tolerance"] else "WRONG"
+        _fact(
+            table, what, f"{outcome}: differs by {gate[name]:.1e}, allowed {gate['tolerance']:.1e}"
+        )
+    serves = "reused chunks" if checked["serves"] == "reuse" else "full prefills alone, no reuse"
+    _fact(table, "serves", f"{serves} (checked over {gate['num_tokens']:,} tokens)")
+    return table
+
+
 def size(num_bytes: int) -> str:
     """Bytes for people: ``12 B``, ``3.4 MiB``."""
     value, units = float(num_bytes), ["B", "KiB", "MiB", "GiB", "TiB"]

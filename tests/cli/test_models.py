@@ -1,0 +1,58 @@
+"""``chunkcache models check``: the gate on the command line, without a store."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chunkcache.fusion.place import place_entry
+
+FIGURES = ("logits_difference", "layer0_difference", "rotation_difference")
+
+
+def test_a_model_that_reuses_chunks(cli: Any, cli_json: Any, model_dir: Any, store: Path) -> None:
+    model = model_dir("gemma3_text")
+    body = cli_json("models", "check", model)
+    assert (body["model"], body["family"], body["serves"]) == (model.name, "Gemma 3", "reuse")
+    assert (body["layers"], body["kv_heads"], body["head_dim"]) == (2, 2, 16)
+    assert (body["windows"], body["max_positions"], body["dtype"]) == ([24], 512, "float32")
+    gate = body["gate"]
+    assert gate["passed"]
+    assert all(0 <= gate[name] <= gate["tolerance"] for name in FIGURES)
+
+    result = cli("models", "check", model)
+    assert result.exit_code == 0
+    assert result.stdout.count("right: differs by") == 3
+    assert "reused chunks" in result.stdout
+    assert "comparing with the plain forward" in result.stderr
+    assert not store.exists()
+
+
+def test_a_model_that_is_served_in_full_alone(
+    cli: Any, cli_json: Any, model_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def backwards(sequence: Any, entry: Any, start: int) -> None:
+        place_entry(sequence, entry, start)
+        sequence.k_pages.neg_()
+
+    monkeypatch.setattr("chunkcache.model.gate.place_entry", backwards)
+    body = cli_json("models", "check", model_dir(), exit_code=3)
+    assert body["serves"] == "full"
+    assert (body["gate"]["passed"], body["gate"]["full_only"]) == (False, True)
+    result = cli("models", "check", model_dir())
+    assert result.exit_code == 3
+    assert "WRONG" in result.stdout
+    assert "no reuse" in result.stdout
+
+
+def test_a_model_that_is_refused(cli_json: Any, tmp_path: Path) -> None:
+    from transformers import AutoConfig
+
+    AutoConfig.for_model("gpt2").save_pretrained(tmp_path / "gpt2")
+    body = cli_json("models", "check", tmp_path / "gpt2", exit_code=1)
+    assert body["error"]["code"] == "unsupported_model"
+    assert "gpt2" in body["error"]["message"]
+    assert "no rotary positions" in body["error"]["message"]
+    body = cli_json("models", "check", tmp_path / "nothing", exit_code=1)
+    assert body["error"]["code"] == "model_files"
