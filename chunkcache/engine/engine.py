@@ -20,6 +20,7 @@ import torch
 
 from chunkcache.engine.decode import DecodeTile
 from chunkcache.engine.request import ActiveRequest, GenerationJob
+from chunkcache.engine.rerun import rerun_steps, reruns_at
 from chunkcache.engine.stream import AnswerStream
 from chunkcache.errors import (
     ChunkCacheError,
@@ -34,6 +35,7 @@ from chunkcache.fusion.template_entries import LoadTemplate
 from chunkcache.model.runner import ModelRunner
 from chunkcache.model.tokenising import TextTokenizer
 from chunkcache.pages import PagePool
+from chunkcache.results import ReuseWarning
 
 Result = TypeVar("Result")
 
@@ -219,18 +221,24 @@ class Engine:
         except StopIteration as stop:
             self._fusing = None
             request.steps = None
-            outcome = request.outcome = stop.value
+            logits = stop.value
             self._decoding.append(request)
-            self._guarded(request, lambda: self._take(request, outcome.logits))
+            self._guarded(request, lambda: self._take(request, logits))
         except Exception as error:  # the request fails, the engine goes on
             self._fusing = None
             self._fail(request, error)
 
     def _start_next(self) -> None:
-        """Begin the fusion at the head of the queue, if there is room for it."""
+        """Begin the fusion, or the rerun, at the head of the queue, if there is room for it."""
         if not self._waiting or len(self._decoding) >= self._tile.num_rows:
             return
         request = self._waiting[0]
+        if request.pages is not None:
+            self._fusing = self._waiting.popleft()
+            request.steps = rerun_steps(
+                self._runner, self._pool, request.pages, request.sequence_ids
+            )
+            return
         pages = self._pool.allocate(request.num_slots)
         if pages is None:
             return
@@ -245,10 +253,11 @@ class Engine:
             self._load_entry,
             self._load_template,
         )
-        request.steps = fusion.steps()
+        request.steps = request.fuse(fusion.steps())
         self._fusing = request
 
     def _advance_decoding(self) -> None:
+        self._set_aside_reruns()
         if not self._decoding:
             return
         requests = list(self._decoding)
@@ -261,6 +270,20 @@ class Engine:
             return
         for request, row in zip(requests, logits, strict=True):
             self._guarded(request, lambda r=request, x=row: self._take(r, x))
+
+    def _set_aside_reruns(self) -> None:
+        """Answers whose next token changes the rotation go to the head of the queue."""
+        spec = self._runner.spec
+        for request in [r for r in self._decoding if reruns_at(spec, r.next_row().position)]:
+            self._decoding.remove(request)
+            self._waiting.appendleft(request)
+            request.warnings.append(
+                ReuseWarning(
+                    "rotation_switched",
+                    f"the answer grew past {spec.rope.switch_tokens} tokens, where the model's "
+                    "rotation changes: everything ran again, nothing is reused from there on",
+                )
+            )
 
     def _take(self, request: ActiveRequest, logits: torch.Tensor) -> None:
         reason = request.take(logits)

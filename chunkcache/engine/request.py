@@ -14,7 +14,7 @@ from chunkcache.fusion.fuse import FusionOutcome
 from chunkcache.fusion.plan import FusionPlan
 from chunkcache.model.tokenising import TextTokenizer
 from chunkcache.pages import PageLease
-from chunkcache.results import FinishReason
+from chunkcache.results import FinishReason, ReuseWarning
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,13 @@ class ActiveRequest:
     submitted_at: float = field(default_factory=time.perf_counter)
 
     pages: PageLease | None = None
-    steps: Generator[None, None, FusionOutcome] | None = None
+    steps: Generator[None, None, torch.Tensor] | None = None
     started_at: float = 0.0
 
     outcome: FusionOutcome | None = None
     first_token_at: float = 0.0
     token_ids: list[int] = field(default_factory=list)
+    warnings: list[ReuseWarning] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Give the request a sampler and a decoder of its own."""
@@ -71,6 +72,19 @@ class ActiveRequest:
     def num_slots(self) -> int:
         """Token slots the request may need: its prompt and all but the last answer token."""
         return self.job.plan.layout.num_tokens + self.job.max_tokens
+
+    def fuse(
+        self, steps: Generator[None, None, FusionOutcome]
+    ) -> Generator[None, None, torch.Tensor]:
+        """The fusion's steps; keeps its outcome and returns the logits behind the prompt."""
+        self.outcome = yield from steps
+        return self.outcome.logits
+
+    @property
+    def sequence_ids(self) -> tuple[int, ...]:
+        """The prompt that was run and the answer so far."""
+        assert self.outcome is not None
+        return (*self.outcome.layout.token_ids, *self.token_ids)
 
     def next_row(self) -> DecodeRow:
         """The step that produces the next token."""
@@ -115,7 +129,9 @@ class ActiveRequest:
                 text="".join(self._text),
                 token_ids=tuple(self.token_ids),
                 finish_reason=reason,
-                report=replace(report, timings=timings),
+                report=replace(
+                    report, timings=timings, warnings=(*report.warnings, *self.warnings)
+                ),
                 first_logits=self.outcome.logits,
                 given_logits=self.outcome.answer_logits,
                 step_logits=torch.stack(self._logits) if self._logits else None,

@@ -63,6 +63,9 @@ class FamilyFacts:
         partial_rotary: Whether a part of each head may stay unrotated.
         rope_by_layer_type: Whether each of the ``layer_types`` has a rotation of its own.
         layers_without_rope: Whether ``no_rope_layers`` names layers that do not rotate.
+        reruns_past_switch: Whether an answer that grows past the length at which the rotation
+            changes (longrope) has everything run again; the other families' libraries go on with
+            the keys that are there.
     """
 
     name: str
@@ -78,6 +81,7 @@ class FamilyFacts:
     partial_rotary: bool = False
     rope_by_layer_type: bool = False
     layers_without_rope: bool = False
+    reruns_past_switch: bool = False
 
 
 FAMILIES: dict[str, FamilyFacts] = {
@@ -91,7 +95,11 @@ FAMILIES: dict[str, FamilyFacts] = {
     "olmo2": FamilyFacts("OLMo2", norms=_BEHIND, qk_norm="projection"),
     "granite": FamilyFacts("Granite", scale="attention_multiplier", multipliers=True),
     "phi3": FamilyFacts(
-        "Phi-3", windows="every_layer", fused_projections=True, partial_rotary=True
+        "Phi-3",
+        windows="every_layer",
+        fused_projections=True,
+        partial_rotary=True,
+        reruns_past_switch=True,
     ),
     "gemma2": FamilyFacts(
         "Gemma 2",

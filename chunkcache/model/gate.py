@@ -176,36 +176,30 @@ def _rotation_difference(runner: ModelRunner, entry: Entry) -> float:
     num_tokens, spec = entry.num_tokens, runner.spec
     last = spec.max_positions - num_tokens
     cases = {(start, start + num_tokens) for start in (*_NEAR_OFFSETS, last) if 0 <= start <= last}
-    if spec.rope.switch_tokens is not None:
-        cases |= {(0, spec.rope.switch_tokens + n) for n in (0, 1)}
+    switch = spec.rope.switch_tokens
+    if switch is not None and switch >= num_tokens:
+        cases |= {(0, switch), (0, switch + 1)}
+    decoder: Any = runner.hf_model.model
+    library: Any = sys.modules[type(decoder.layers[0].self_attn).__module__]
     worst = 0.0
     for start, length_tokens in sorted(cases):
         here = _pages(runner, num_tokens, start=start, length_tokens=length_tokens)
         place_entry(here, entry, 0)
-        for layer, keys in enumerate(entry.k):
-            expected = _library_rotation(runner, layer, keys, start, length_tokens)
-            worst = max(worst, _relative(here.k_pages[layer, 0], expected))
+        # A length-dependent module is shown the whole length, as a forward would.
+        first = 0 if spec.rope.is_length_dependent else start
+        positions = torch.arange(first, length_tokens, device=runner.device)[None]
+        wanted = slice(start - first, start - first + num_tokens)
+        for table, kind in enumerate(spec.rope.layer_types):
+            layers = [i for i, t in enumerate(spec.rope.table_of_layer) if t == table]
+            k = entry.k[layers].to(runner.device, torch.float32)
+            angles = decoder.rotary_emb(k, positions, *(() if kind is None else (kind,)))
+            cos, sin = (x[:, wanted] for x in angles)
+            _, expected = library.apply_rotary_pos_emb(k, k, cos, sin, unsqueeze_dim=2)
+            worst = max(worst, _relative(here.k_pages[layers, 0], expected))
+        unrotated = [i for i, t in enumerate(spec.rope.table_of_layer) if t < 0]
+        if unrotated:
+            worst = max(worst, _relative(here.k_pages[unrotated, 0], entry.k[unrotated]))
     return worst
-
-
-def _library_rotation(
-    runner: ModelRunner, layer: int, keys: torch.Tensor, start: int, length_tokens: int
-) -> torch.Tensor:
-    """Keys before RoPE ``[T, Hkv, D]`` as the family's own module rotates them, in fp32."""
-    rope, decoder = runner.spec.rope, runner.hf_model.model
-    keys = keys.to(runner.device, torch.float32)
-    table = rope.table_of_layer[layer]
-    if table < 0:
-        return keys
-    first = 0 if rope.is_length_dependent else start
-    last = length_tokens if rope.is_length_dependent else start + len(keys)
-    positions = torch.arange(first, last, device=runner.device)[None]
-    kind = rope.layer_types[table]
-    tables = decoder.rotary_emb(keys, positions, *(() if kind is None else (kind,)))
-    cos, sin = (x[:, start - first : start - first + len(keys)] for x in tables)
-    module: Any = sys.modules[type(decoder.layers[layer].self_attn).__module__]
-    _, rotated = module.apply_rotary_pos_emb(keys[None], keys[None], cos, sin, unsqueeze_dim=2)
-    return rotated[0]
 
 
 def _relative(measured: torch.Tensor, reference: torch.Tensor) -> float:

@@ -35,20 +35,6 @@ LLAMA3 = {
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
 
 
-def _longrope(original_length: int, length: int = 256) -> dict[str, Any]:
-    return {
-        "max_position_embeddings": length,
-        "rope_parameters": {
-            "rope_type": "longrope",
-            "rope_theta": 10000.0,
-            "factor": length / original_length,
-            "short_factor": [1.0 + 0.1 * i for i in range(8)],
-            "long_factor": [2.0 + 0.7 * i for i in range(8)],
-            "original_max_position_embeddings": original_length,
-        },
-    }
-
-
 def _assert_layer_0_is_exact(bench: Any, run: Any, tolerance: float = 1e-5) -> None:
     k, v = bench.plain_kv(run.layout.token_ids)
     assert (run.k[0] - k[0]).abs().max() <= tolerance
@@ -73,9 +59,9 @@ def test_R01_scaled_rotation_at_any_offset(bench_of: Benches, offset: int, lengt
 
 
 def test_R02_partial_rotary_is_refused(open_cache: Caches, change_model: Any) -> None:
-    """A model that rotates half of each head does not start; the message says why.
+    """A Llama said to rotate half of each head does not start; the message says why.
 
-    Partial rotary is not supported in this build.
+    Its library has no such form. Phi-3, which has one, is in ``tests/model/test_family_matrix.py``.
     """
     rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
     model = change_model("partial", config=lambda config: config.update(rope_parameters=rope))
@@ -143,34 +129,6 @@ def test_R04_rotation_that_depends_on_the_length(
     assert run.layout.num_tokens > 64
     _assert_layer_0_is_exact(bench, run)
     _assert_exact(bench, bench.run(bench.plan(chunks, "full", question=question)))
-
-
-@pytest.mark.parametrize("lengths", [(40, 40), (5, 4)])
-@pytest.mark.parametrize("preparation", ["alone", "sink(4)"])
-def test_R05_short_and_long_factors(
-    bench_of: Benches, lengths: tuple[int, int], preparation: str
-) -> None:
-    """Chunks cached under the short factors stand under those of the assembled length."""
-    bench = bench_of("llama", **_longrope(64))
-    chunks = [bench.draw(n, n) for n in lengths]
-    run = bench.run(bench.plan(chunks, "none", preparation=preparation))
-    assert (run.layout.num_tokens > 64) == (sum(lengths) > 64)
-    _assert_layer_0_is_exact(bench, run)
-    _assert_exact(bench, bench.run(bench.plan(chunks, "full")))
-
-
-def test_R05_an_answer_that_crosses_the_switch(open_cache: Caches, model_dir: Any) -> None:
-    """An exact answer equals the library's where the factors change in the middle of it."""
-    text, question = "The light goes on at dusk.", "When?"
-    probe = open_cache("probe")
-    probe.put("note", text)
-    num_prompt = probe.plan(question, ["note"], AskOptions()).layout.num_tokens
-    cache = open_cache(model=model_dir(**_longrope(num_prompt + 4)))
-    cache.put("note", text)
-    stream = cache.stream(question, ["note"], AskOptions(policy="full", max_tokens=12))
-    answer = stream.answer()
-    assert len(answer.token_ids) == 12
-    assert _generate(cache, stream.plan.layout.token_ids, 12) == answer.token_ids
 
 
 def _generate(cache: Any, token_ids: tuple[int, ...], num_tokens: int) -> tuple[int, ...]:
