@@ -282,8 +282,7 @@ def open_cache(model_dir: ModelDirs, cache_dir: Path, tmp_path: Path) -> Iterato
         cache = ChunkCache.open(
             tmp_path / store,
             str(model or model_dir()),
-            cache_dir=cache_dir,
-            **(SMALL_SETTINGS | settings),
+            **({"cache_dir": cache_dir} | SMALL_SETTINGS | settings),
         )
         opened.append(cache)
         return cache

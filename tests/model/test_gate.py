@@ -7,10 +7,13 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 from chunkcache.errors import GateFailedError
 from chunkcache.fusion.place import place_entry
 from chunkcache.model.gate import check_gate, read_report, run_gate
+from chunkcache.model.loading import load_model
+from chunkcache.testing import TINY_FAMILIES
 
 LONGROPE = {
     "rope_type": "longrope",
@@ -43,6 +46,14 @@ def test_the_prompt_crosses_what_it_can(
     assert report.passed
     assert not report.full_only
     check_gate(report)
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_half_precision_passes_in_every_family(model_dir: Any, cache_dir: Any, family: str) -> None:
+    loaded = load_model(str(model_dir(family)), cache_dir=cache_dir, dtype="bfloat16")
+    report = run_gate(loaded.runner)
+    assert loaded.runner.dtype == torch.bfloat16
+    assert report.passed, report.findings()
 
 
 @pytest.mark.parametrize("window", [None, 24])
