@@ -14,6 +14,7 @@ import torch
 from chunkcache.errors import CacheMissError
 from chunkcache.fusion.cost import CostMeter
 from chunkcache.fusion.layout import Layout, Segment
+from chunkcache.fusion.mean_offset import MeanOffset
 from chunkcache.fusion.place import place_entry
 from chunkcache.fusion.plan import FusionPlan, PromptParts
 from chunkcache.fusion.policy import Candidates, RowSelection
@@ -285,9 +286,12 @@ class Fusion:
         running = torch.cat([rows.fixed, recomputed]).sort().values
         last = only_rows_from(self._runner.spec.num_layers, layout.prompt_end - 1)
         narrowing = selection.narrowing
+        offset: MeanOffset | None = None
 
         def hook(layer_rows: LayerRows) -> torch.Tensor | None:
-            nonlocal recomputed
+            nonlocal recomputed, offset
+            if offset is not None:
+                offset.apply(layer_rows)
             if narrowing is None or layer_rows.layer != narrowing.layer:
                 return last(layer_rows)
             is_candidate = torch.isin(layer_rows.rows, recomputed)
@@ -296,6 +300,8 @@ class Fusion:
             order = torch.sort(scores, descending=True, stable=True).indices
             kept = index[order[: narrowing.num_rows]]
             recomputed = layer_rows.rows[kept].sort().values
+            if narrowing.shift is not None:
+                offset = MeanOffset(sequence, rows, recomputed, narrowing.shift)
             go_on = torch.cat([torch.nonzero(~is_candidate).flatten(), kept]).sort().values
             stops_here = last(layer_rows)
             return go_on if stops_here is None else stops_here

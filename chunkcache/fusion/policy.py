@@ -14,6 +14,8 @@ import torch
 from chunkcache.errors import InvalidValueError
 
 Aggregation = Literal["sum", "l2"]
+ShiftScope = Literal["prompt", "chunk"]
+"""Whose offsets count for a row: all, or those of its own chunk (without any, it is not moved)."""
 QueryAttention = Callable[[tuple[int, ...], Aggregation], torch.Tensor]
 
 
@@ -49,10 +51,13 @@ class Narrowing:
     Attributes:
         layer: Layer at whose projection the choice is made, at least 1 (layer 0 is exact).
         num_rows: How many candidates go on from there.
+        shift: Whether, in each later layer, those that do not go on are moved by the mean offset
+            of those that do, and of which.
     """
 
     layer: int
     num_rows: int
+    shift: ShiftScope | None = None
 
     def __post_init__(self) -> None:
         """Layer 0's keys and values are exact by construction; they say nothing."""

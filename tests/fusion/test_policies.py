@@ -197,6 +197,9 @@ def test_layers_that_are_not_there_are_refused(layers: str) -> None:
         ("lego", {"chunk_floor": 0.5}),
         ("hybrid", {"aggregation": "sum"}),
         ("hybrid", {"first_tokens": -2}),
+        ("shift", {"recompute_ratio": -0.1}),
+        ("shift", {"layers": "all"}),
+        ("deviation", {"per_chunk": True}),
     ],
 )
 def test_bad_policies_are_refused(name: str, options: dict[str, object]) -> None:

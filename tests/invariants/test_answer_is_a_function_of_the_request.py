@@ -1,6 +1,7 @@
 """Invariant 4: the same request gives the same bits, wherever its entries come from."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,10 +18,16 @@ def _ask(cache: Any, names: list[str], **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("codec", ["raw", "bf16"])
-@pytest.mark.parametrize("policy", ["none", "hybrid", "deviation"])
+@pytest.mark.parametrize("policy", ["none", "hybrid", "deviation", "shift"])
 def test_cold_host_disk_and_restart_give_the_same_bits(
-    open_cache: Callable[..., Any], passages: dict[str, str], codec: str, policy: str
+    open_cache: Callable[..., Any],
+    model_dir: Callable[..., Any],
+    passages: dict[str, str],
+    codec: str,
+    policy: str,
 ) -> None:
+    """On three layers: what a policy does behind its check layer counts too."""
+    open_cache = partial(open_cache, model=model_dir(num_hidden_layers=3))
     names = list(passages)
     cache = open_cache(codec=codec)
     for name, text in passages.items():

@@ -29,7 +29,7 @@ ROPE_TYPES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("family", TINY_FAMILIES)
-@pytest.mark.parametrize("policy", ["full", "hybrid", "query", "deviation", "random"])
+@pytest.mark.parametrize("policy", ["full", "hybrid", "query", "deviation", "shift", "random"])
 def test_recomputing_every_row_gives_the_plain_forward(
     bench_of: Callable[..., Any], family: str, policy: str
 ) -> None:

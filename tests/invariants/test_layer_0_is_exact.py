@@ -27,7 +27,9 @@ def _check_layer_0(bench: Any, run: Any) -> None:
 
 
 @pytest.mark.parametrize("family", TINY_FAMILIES)
-@pytest.mark.parametrize("policy", ["none", "lego", "deviation", "query", "hybrid", "random"])
+@pytest.mark.parametrize(
+    "policy", ["none", "lego", "deviation", "shift", "query", "hybrid", "random"]
+)
 def test_every_policy(bench_of: Callable[..., Any], family: str, policy: str) -> None:
     bench = bench_of(family)
     repeated = bench.draw(21, 1)

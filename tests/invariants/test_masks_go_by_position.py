@@ -45,12 +45,15 @@ def test_changing_the_future_changes_nothing(bench_of: Callable[..., Any]) -> No
     assert torch.equal(one.v[:, :end], other.v[:, :end])
 
 
-@pytest.mark.parametrize("policy", ["full", "none", "lego", "deviation", "query", "hybrid"])
+@pytest.mark.parametrize(
+    "policy", ["full", "none", "lego", "deviation", "shift", "query", "hybrid"]
+)
 def test_nan_in_unused_slots_never_leaks(
     load_tiny: Callable[..., Any], make_bench: Callable[..., Any], policy: str
 ) -> None:
     """The bench fills every slot with NaN before anything runs."""
-    bench = make_bench(load_tiny("llama"), page_tokens=16, scatter_pages=True)
+    model = load_tiny("llama", num_hidden_layers=3)
+    bench = make_bench(model, page_tokens=16, scatter_pages=True)
     assert bool(torch.isnan(bench.pool.k).all())
     run = bench.run(bench.plan([bench.draw(37, 1), bench.draw(3, 2)], policy))
     assert bool(torch.isfinite(run.outcome.logits).all())

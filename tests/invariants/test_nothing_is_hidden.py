@@ -11,7 +11,7 @@ from chunkcache.accounting import PromptTokenAccount
 from chunkcache.fusion.plan import FusionLimits
 from chunkcache.planning import AskOptions
 
-POLICIES = ("full", "none", "lego", "deviation", "query", "hybrid", "random")
+POLICIES = ("full", "none", "lego", "deviation", "shift", "query", "hybrid", "random")
 
 
 def test_an_account_that_does_not_add_up_cannot_be_built() -> None:
@@ -35,7 +35,7 @@ def test_every_token_is_counted_once(
     bench_of: Callable[..., Any], policy: str, lengths: list[int], ratio: float, question: int
 ) -> None:
     bench = bench_of("llama")
-    has_ratio = policy in ("deviation", "query", "hybrid", "random")
+    has_ratio = policy in ("deviation", "shift", "query", "hybrid", "random")
     options = {"recompute_ratio": ratio} if has_ratio else {}
     chunks = [bench.draw(n, i) for i, n in enumerate(lengths)]
     plan = bench.plan(chunks, policy, question=bench.draw(question, 99), **options)

@@ -81,8 +81,8 @@ PolicyOption = Annotated[
         "--policy",
         envvar="CHUNKCACHE_POLICY",
         metavar="NAME",
-        help="Which cached tokens are recomputed: hybrid, query, deviation, lego, random, "
-        "none, or full (the exact answer).",
+        help="Which cached tokens are recomputed: hybrid, query, deviation, shift, lego, "
+        "random, none, or full (the exact answer).",
         show_default="hybrid",
     ),
 ]

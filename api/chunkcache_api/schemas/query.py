@@ -40,6 +40,8 @@ class ReuseOptions(BaseModel):
     """How attention is summed (``query``)."""
     chunk_floor: Annotated[FiniteFloat, Field(ge=0.0, le=1.0)] | None = None
     """Share of the ratio that every chunk gets, whatever its attention (``query``, ``hybrid``)."""
+    per_chunk: bool | None = None
+    """Whether offsets are averaged chunk by chunk, not over the prompt (``shift``)."""
     on_miss: Literal["prefill", "error", "skip"] = "prefill"
     """What to do about a chunk that is not cached."""
     verify: bool = False
@@ -100,6 +102,7 @@ class QueryRequest(BaseModel):
                 layers=reuse.layers,
                 aggregation=reuse.aggregation,
                 chunk_floor=reuse.chunk_floor,
+                per_chunk=reuse.per_chunk,
             ),
             system=self.system,
             max_tokens=default if self.max_tokens is None else self.max_tokens,

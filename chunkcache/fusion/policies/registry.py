@@ -11,6 +11,7 @@ from chunkcache.fusion.policies.lego import Lego
 from chunkcache.fusion.policies.none import NoRecompute
 from chunkcache.fusion.policies.query import Query
 from chunkcache.fusion.policies.random import Random
+from chunkcache.fusion.policies.shift import Shift
 from chunkcache.fusion.policy import Aggregation, Policy
 
 
@@ -24,6 +25,7 @@ class PolicyOptions:
         layers: Layers of the attention signal (``query``, ``hybrid``).
         aggregation: How attention is summed (``query``).
         chunk_floor: Share of the ratio that every chunk gets (``query``, ``hybrid``).
+        per_chunk: Whether offsets are averaged chunk by chunk (``shift``).
         seed: Seed of ``random``.
     """
 
@@ -32,6 +34,7 @@ class PolicyOptions:
     layers: str | None = None
     aggregation: Aggregation | None = None
     chunk_floor: float | None = None
+    per_chunk: bool | None = None
     seed: int | None = None
 
     def given(self) -> dict[str, object]:
@@ -62,6 +65,7 @@ _BUILDERS: dict[str, tuple[Callable[..., Policy], dict[str, str]]] = {
             "chunk_floor": "chunk_floor",
         },
     ),
+    "shift": (Shift, {"recompute_ratio": "ratio", "per_chunk": "per_chunk"}),
     "random": (Random, {"recompute_ratio": "ratio", "seed": "seed"}),
 }
 
