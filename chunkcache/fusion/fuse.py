@@ -308,7 +308,13 @@ class Fusion:
 
         result = None
         for result in run_rows(
-            self._runner, sequence, token_ids, running, cost=self._cost, hook=hook
+            self._runner,
+            sequence,
+            token_ids,
+            running,
+            cost=self._cost,
+            hook=hook,
+            mask_positions=self._plan.mask_positions,
         ):
             if result is None:
                 self._watch.lap("recompute")

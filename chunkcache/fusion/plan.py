@@ -11,6 +11,7 @@ from typing import Literal
 from chunkcache.fusion.layout import ChunkRef, Layout, build_layout
 from chunkcache.fusion.policies.full import Full
 from chunkcache.fusion.policy import Policy
+from chunkcache.fusion.recompute import MaskPositions
 from chunkcache.identity import EntryIdentity
 from chunkcache.model.template import PromptTemplate
 from chunkcache.results import ReuseWarning
@@ -87,6 +88,7 @@ class FusionPlan:
             codec keeps the compute dtype, and the rotation does not depend on the prompt's length.
         on_miss: What to do about a chunk without an entry.
         warnings: Fallbacks decided here.
+        mask_positions: Another mask than the right one; set by the evaluation alone.
     """
 
     parts: PromptParts
@@ -98,6 +100,7 @@ class FusionPlan:
     reuse_is_lossless: bool
     on_miss: OnMiss
     warnings: tuple[ReuseWarning, ...]
+    mask_positions: MaskPositions | None = None
 
     def __post_init__(self) -> None:
         """One identity per chunk, naming its tokens."""

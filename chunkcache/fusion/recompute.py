@@ -76,6 +76,11 @@ Hook = Callable[[LayerRows], torch.Tensor | None]
 """Called at each layer; returns which rows go on (int64 indices into ``rows``, ascending), or None
 for all. Rows that stop have their fresh keys and values of this layer written all the same."""
 
+MaskPositions = Callable[[torch.Tensor, int], torch.Tensor]
+"""From rows and the number of tokens to the positions that the rows are masked at, ascending.
+Without one they are masked at their own, which alone is right: the seam is for measuring masks
+that are not."""
+
 
 @dataclass(frozen=True)
 class RowsResult:
@@ -98,6 +103,7 @@ def run_rows(
     *,
     cost: CostMeter,
     hook: Hook | None = None,
+    mask_positions: MaskPositions | None = None,
 ) -> Iterator[RowsResult | None]:
     """Run rows through all layers, one layer per step.
 
@@ -111,6 +117,7 @@ def run_rows(
         rows: Positions to run, ascending and distinct, at least one.
         cost: Charged with every row of every layer that is run.
         hook: See :data:`Hook`. If it leaves no row, the run ends with that layer.
+        mask_positions: See :data:`MaskPositions`.
 
     Yields:
         None after each layer but the last, then the result (an empty one if the hook stopped it).
@@ -141,7 +148,7 @@ def run_rows(
             sequence.k_pages[layer],
             sequence.v_pages[layer],
             sequence.keys,
-            rows,
+            rows if mask_positions is None else mask_positions(rows, len(sequence.keys)),
             scale=spec.scale,
             window=spec.windows[layer],
             softcap=spec.attention_softcap,

@@ -13,6 +13,10 @@ PUBLISHED = {
     "none": "none",
     "random": "random(0.25, seed=0)",
     "cacheblend": "deviation(0.25, layer=1)",
+    "cacheblend-as-shipped": "deviation(0.25, layer=1)",
+    "prefix-cache": "full",
+    "shift": "shift(0.25, layer=1, per=prompt)",
+    "shift-per-chunk": "shift(0.25, layer=1, per=chunk)",
     "epic": "lego(4)",
     "infoflow": "query(0.25, layers=9-11, l2, chunk_floor=0)",
     "prophetkv": "query(0.25, layers=all, sum, chunk_floor=0)",
@@ -35,6 +39,14 @@ def test_every_policy_can_be_an_arm_with_its_own_defaults() -> None:
         arm = _arm(name)
         expected = make_policy(name, PolicyOptions(), 0.25)
         assert make_policy(arm.policy, arm.options_for(2), 0.9) == expected
+
+
+def test_a_variant_is_part_of_what_results_must_share() -> None:
+    shipped, right = _arm("cacheblend-as-shipped"), _arm("cacheblend")
+    assert shipped.options == right.options
+    assert shipped.meaning == f"{right.meaning}, mask by row order"
+    assert _arm("prefix-cache").meaning == "full, behind seen prefix"
+    assert _arm("prefix-cache").ratio is None
 
 
 def test_late_layers_are_the_last_quarter_and_at_least_one() -> None:
@@ -62,7 +74,7 @@ def test_first_tokens_are_part_of_the_name() -> None:
 @pytest.mark.parametrize(
     ("policies", "preparations", "ratios", "message"),
     [
-        (["hibrid"], ["alone"], [0.1], "cacheblend, deviation, epic"),
+        (["hibrid"], ["alone"], [0.1], "cacheblend-as-shipped, deviation, epic"),
         (["hybrid()"], ["alone"], [0.1], "unknown policy"),
         (["epic(-1)"], ["alone"], [0.1], "negative"),
         (["random(3)"], ["alone"], [0.1], "no parameter 'first_tokens'"),

@@ -7,10 +7,17 @@ can get wrong is refused here, before a model is loaded; nothing here runs one.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from chunkcache.errors import InvalidValueError
 from chunkcache.fusion.policies.registry import POLICY_NAMES, PolicyOptions, make_policy
 from chunkcache.fusion.preparation import Preparation
+
+Variant = Literal["", "late layers", "mask by row order", "behind seen prefix"]
+"""What a method does that its policy's parameters do not say. ``late layers``: the signal comes
+from the last quarter of the layers, which only a model can name. ``mask by row order``: rows are
+masked as the method's published code does, not by position. ``behind seen prefix``: no fusion; what
+an earlier prompt of the data set began with as well is reused, and nothing else."""
 
 
 @dataclass(frozen=True)
@@ -21,14 +28,13 @@ class Method:
         policy: Name of the policy.
         options: Its parameters.
         source: Where it comes from.
-        uses_late_layers: Whether the signal comes from the last quarter of the layers, which only
-            a model can name.
+        variant: See :data:`Variant`.
     """
 
     policy: str
     options: PolicyOptions
     source: str
-    uses_late_layers: bool = False
+    variant: Variant = ""
 
 
 @dataclass(frozen=True)
@@ -42,7 +48,7 @@ class Arm:
         preparation: How chunks are prefilled; canonical text.
         ratio: The nominal ratio; None for a policy without one.
         source: Where the method comes from.
-        uses_late_layers: As of :class:`Method`.
+        variant: As of :class:`Method`.
     """
 
     name: str
@@ -51,11 +57,11 @@ class Arm:
     preparation: str
     ratio: float | None
     source: str
-    uses_late_layers: bool = False
+    variant: Variant = ""
 
     def options_for(self, num_layers: int) -> PolicyOptions:
         """The parameters for a model of so many layers."""
-        if not self.uses_late_layers:
+        if self.variant != "late layers":
             return self.options
         first = num_layers - max(1, num_layers // 4)
         return replace(self.options, layers=f"{first}-{num_layers - 1}")
@@ -64,7 +70,7 @@ class Arm:
     def meaning(self) -> str:
         """Every parameter but the ratio, defaults included: what results of one name must share."""
         policy = make_policy(self.policy, replace(self.options, recompute_ratio=None), 0.0)
-        return f"{policy}, late layers" if self.uses_late_layers else str(policy)
+        return f"{policy}, {self.variant}" if self.variant else str(policy)
 
     def __str__(self) -> str:
         ratio = "" if self.ratio is None else f" {self.ratio:.3g}"
@@ -77,18 +83,32 @@ _SOURCES = {
     "random": "control",
     "deviation": "CacheBlend, arXiv:2405.16444",
     "lego": "EPIC, arXiv:2410.15332",
+    "shift": "AgentKVShift",
 }
 
 METHODS: dict[str, Method] = {
     name: Method(name, PolicyOptions(), _SOURCES.get(name, "chunkcache")) for name in POLICY_NAMES
 } | {
     "cacheblend": Method("deviation", PolicyOptions(), "CacheBlend, arXiv:2405.16444"),
+    "cacheblend-as-shipped": Method(
+        "deviation",
+        PolicyOptions(),
+        "CacheBlend's published code, its mask by row order",
+        "mask by row order",
+    ),
+    "prefix-cache": Method(
+        "full",
+        PolicyOptions(),
+        "exact prefix cache, as in vLLM and SGLang",
+        "behind seen prefix",
+    ),
+    "shift-per-chunk": Method("shift", PolicyOptions(per_chunk=True), "after AgentKVShift"),
     "epic": Method("lego", PolicyOptions(first_tokens=4), "EPIC, arXiv:2410.15332"),
     "infoflow": Method(
         "query",
         PolicyOptions(aggregation="l2", chunk_floor=0.0),
         "InfoFlow-KV, arXiv:2603.05353",
-        uses_late_layers=True,
+        "late layers",
     ),
     "prophetkv": Method(
         "query",
@@ -101,7 +121,7 @@ METHODS: dict[str, Method] = {
 BOUNDS = ("none", "full")
 """Methods between which all others lie; every run has them, ``none`` first: the others name its F1."""
 
-_NAME = re.compile(r"(\w+)(?:\((-?\d{1,6})\))?")
+_NAME = re.compile(r"([\w-]+)(?:\((-?\d{1,6})\))?")
 
 
 def arms_for(
@@ -136,6 +156,13 @@ def arms_for(
     )
 
 
+def source_of(name: str) -> str:
+    """Where the method of an arm's name comes from; empty for a name that is none."""
+    parsed = _NAME.fullmatch(name)
+    method = METHODS.get(parsed[1]) if parsed else None
+    return "" if method is None else method.source
+
+
 def _method(name: str) -> Method:
     parsed = _NAME.fullmatch(name)
     method = METHODS.get(parsed[1]) if parsed else None
@@ -165,5 +192,5 @@ def _arm(name: str, method: Method, preparation: str, ratio: float | None) -> Ar
         preparation=preparation,
         ratio=ratio,
         source=method.source,
-        uses_late_layers=method.uses_late_layers,
+        variant=method.variant,
     )

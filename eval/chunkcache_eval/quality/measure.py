@@ -25,6 +25,8 @@ from chunkcache_eval.datasets.records import Passage, Question
 from chunkcache_eval.quality.arms import Arm
 from chunkcache_eval.quality.metrics import mean_kl, score_answer
 from chunkcache_eval.quality.outcome import Outcome
+from chunkcache_eval.quality.prefix_cache import run_behind_prefix
+from chunkcache_eval.quality.row_order_mask import bottom_right_positions
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,19 @@ class _Fidelity:
     agreement: float
 
 
+@dataclass(frozen=True)
+class _Ran:
+    """What became of a question under one arm."""
+
+    answer: Finished
+    charged_ratio: float
+    ttft_ms: float
+    fidelity: _Fidelity
+
+
+_EXACT = _Fidelity(0.0, 0.0, 1.0)
+
+
 def document_id_of(passage: Passage) -> str:
     """The document that holds a passage: by its text, as files may use an id for two texts."""
     return hashlib.sha256(passage.text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
@@ -72,15 +87,22 @@ class QuestionMeter:
         data: Name of the data set.
         question: The question.
         lengths: How much of the answers counts.
+        num_seen_tokens: Tokens of the prompt that an earlier prompt began with.
     """
 
     def __init__(
-        self, cache: ChunkCache, data: str, question: Question, lengths: AnswerLengths
+        self,
+        cache: ChunkCache,
+        data: str,
+        question: Question,
+        lengths: AnswerLengths,
+        num_seen_tokens: int = 0,
     ) -> None:
         self._cache = cache
         self._data = data
         self._question = question
         self._lengths = lengths
+        self._num_seen_tokens = num_seen_tokens
         self._documents = [document_id_of(p) for p in question.passages]
 
     def check_fits(self) -> None:
@@ -99,6 +121,11 @@ class QuestionMeter:
                 f"of {self._lengths.scored_tokens}"
             )
 
+    @property
+    def prompt_ids(self) -> tuple[int, ...]:
+        """Token ids of the prompt; errors as of :meth:`check_fits`."""
+        return self._plan("full", PolicyOptions()).layout.token_ids
+
     @cached_property
     def full(self) -> Finished:
         """The full prefill's greedy answer with its logits, run when first asked for."""
@@ -111,18 +138,12 @@ class QuestionMeter:
             arm: The arm, under the cache's own preparation.
             none_f1: F1 of policy ``none`` where it is known; the arm ``none`` finds its own.
         """
-        full = self.full
-        if arm.policy == "full":
-            answer, fidelity = full, _Fidelity(0.0, 0.0, 1.0)
-        else:
-            num_layers = self._cache.runtime.model.runner.spec.num_layers
-            plan = self._plan(arm.policy, arm.options_for(num_layers))
-            answer = self._generate(plan)
-            fidelity = self._fidelity(plan, answer)
+        full, ran = self.full, self._run(arm)
+        fidelity = ran.fidelity
         question = self._question
         score, full_score = (
             score_answer(a.text, question.answers, needs_all=question.needs_all_answers)
-            for a in (answer, full)
+            for a in (ran.answer, full)
         )
         f1 = None if score is None else score.f1
         return Outcome(
@@ -132,8 +153,8 @@ class QuestionMeter:
             policy=arm.name,
             preparation=arm.preparation,
             ratio=arm.ratio,
-            charged_ratio=answer.report.charged_ratio,
-            prompt_tokens=answer.report.account.prompt_tokens,
+            charged_ratio=ran.charged_ratio,
+            prompt_tokens=full.report.account.prompt_tokens,
             kl_first=fidelity.kl_first,
             mean_kl=fidelity.mean_kl,
             agreement=fidelity.agreement,
@@ -142,11 +163,28 @@ class QuestionMeter:
             contains=None if score is None else score.contains,
             full_f1=None if full_score is None else full_score.f1,
             none_f1=f1 if arm.policy == "none" else none_f1,
-            ttft_ms=answer.report.timings.ttft_ms,
+            ttft_ms=ran.ttft_ms,
             full_ttft_ms=full.report.timings.ttft_ms,
-            answer=answer.text,
+            answer=ran.answer.text,
             full_answer=full.text,
         )
+
+    def _run(self, arm: Arm) -> _Ran:
+        full, runtime = self.full, self._cache.runtime
+        if arm.variant == "behind seen prefix":
+            layout = self._plan("full", PolicyOptions()).layout
+            run = run_behind_prefix(runtime, layout, self._num_seen_tokens)
+            return _Ran(full, run.charged_ratio, run.ttft_ms, _EXACT)
+        if arm.policy == "full":
+            answer, fidelity = full, _EXACT
+        else:
+            plan = self._plan(arm.policy, arm.options_for(runtime.model.runner.spec.num_layers))
+            if arm.variant == "mask by row order":
+                plan = replace(plan, mask_positions=bottom_right_positions)
+            answer = self._generate(plan)
+            fidelity = self._fidelity(plan, answer)
+        report = answer.report
+        return _Ran(answer, report.charged_ratio, report.timings.ttft_ms, fidelity)
 
     def _plan(self, policy: str, options: PolicyOptions) -> FusionPlan:
         how = AskOptions(policy=policy, policy_options=options, max_tokens=1)

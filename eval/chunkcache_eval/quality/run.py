@@ -23,12 +23,15 @@ from chunkcache_eval.quality.arms import Arm
 from chunkcache_eval.quality.measure import AnswerLengths, QuestionMeter, document_id_of
 from chunkcache_eval.quality.outcome import Outcome
 from chunkcache_eval.quality.outcome_log import OutcomeKey, OutcomeLog
+from chunkcache_eval.quality.prefix_cache import SeenPrompts
 from chunkcache_eval.quality.question_set import QuestionSet
 
 Progress = Callable[[str], None]
 
 _PASSAGES_PER_LINE = 50
 """Passages between two lines of progress while they are pre-cached."""
+
+_CANNOT_BE_ASKED = (ContextLengthExceededError, DocumentNotFoundError, InvalidValueError)
 
 
 @dataclass(frozen=True)
@@ -166,8 +169,9 @@ class _Run:
             pending = [q for q in pending if self._can_fit(cache, batch, q)]
             _warm_up(cache)
             failures = self._precache(cache, batch, pending)
+            num_seen = self._seen_tokens(cache, batch)
             for question in pending:
-                self._measure_question(cache, batch, question, failures)
+                self._measure_question(cache, batch, question, failures, num_seen)
 
     def _values(self, batch: _Batch) -> dict[str, Any]:
         """The cache's settings: every passage is one chunk, and every arm runs as it was asked.
@@ -221,17 +225,41 @@ class _Run:
         )
         return {failure.item: failure.message for failure in summary.failures}
 
+    def _seen_tokens(self, cache: ChunkCache, batch: _Batch) -> dict[str, int]:
+        """What a prefix cache had seen of each prompt, had all been asked in the file's order.
+
+        By question; those that cannot be asked are left out.
+        """
+        if not any(arm.variant == "behind seen prefix" for arm in batch.arms):
+            return {}
+        prompts = SeenPrompts()
+        num_seen: dict[str, int] = {}
+        for question in batch.questions:
+            meter = QuestionMeter(cache, batch.name, question, self._lengths)
+            try:
+                meter.check_fits()
+            except _CANNOT_BE_ASKED:
+                continue
+            num_seen[question.question_id] = prompts.add(meter.prompt_ids)
+        return num_seen
+
     def _measure_question(
-        self, cache: ChunkCache, batch: _Batch, question: Question, failures: dict[str, str]
+        self,
+        cache: ChunkCache,
+        batch: _Batch,
+        question: Question,
+        failures: dict[str, str],
+        num_seen: dict[str, int],
     ) -> None:
-        meter = QuestionMeter(cache, batch.name, question, self._lengths)
+        num_seen_tokens = num_seen.get(question.question_id, 0)
+        meter = QuestionMeter(cache, batch.name, question, self._lengths, num_seen_tokens)
         for passage in question.passages:
             if reason := failures.get(document_id_of(passage)):
                 self._skip(batch, question, f"passage {passage.passage_id!r}: {reason}")
                 return
         try:
             meter.check_fits()
-        except (ContextLengthExceededError, DocumentNotFoundError, InvalidValueError) as error:
+        except _CANNOT_BE_ASKED as error:
             self._skip(batch, question, error.message)
             return
         for arm in batch.missing(question, self._log):
