@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +10,13 @@ import pytest
 from typer.testing import CliRunner
 
 from chunkcache.errors import InvalidValueError
-from chunkcache.settings import Settings, load_settings
+from chunkcache.settings import Settings
 from chunkcache_eval.cli import app
 from chunkcache_eval.datasets.records import Passage, Question
 from chunkcache_eval.quality.arms import Arm, arms_for
+from chunkcache_eval.quality.html_report import write_report
 from chunkcache_eval.quality.measure import AnswerLengths
-from chunkcache_eval.quality.outcome import Outcome
+from chunkcache_eval.quality.outcome import Outcome, decode_outcome, encode_outcome
 from chunkcache_eval.quality.outcome_log import OutcomeLog, key_of
 from chunkcache_eval.quality.question_set import QuestionSet
 from chunkcache_eval.quality.run import QualityRun, measure_quality
@@ -40,22 +41,15 @@ def _question(number: int, **fields: Any) -> Question:
 
 
 QUESTIONS = QuestionSet("tiny", "0" * 64, (_question(0), _question(1), _question(2, answers=())))
-ARMS = arms_for(["hybrid", "cacheblend", "infoflow"], ["alone", "sink(2)"], [0.25])
+ARMS = arms_for(
+    ["hybrid", "cacheblend", "cacheblend-as-shipped", "infoflow", "prefix-cache"],
+    ["alone", "sink(2)"],
+    [0.25],
+)
 LENGTHS = AnswerLengths(3, 5)
 TIMES = {"ttft_ms", "full_ttft_ms"}
 
 MeasureIn = Callable[..., QualityRun]
-
-
-@pytest.fixture
-def settings(model_dir: Callable[..., Path], cache_dir: Path) -> Settings:
-    return load_settings(
-        model=str(model_dir(max_position_embeddings=2048)),
-        cache_dir=cache_dir,
-        codec="raw",
-        pool_tokens=4096,
-        store_max_bytes=1 << 30,
-    )
 
 
 @pytest.fixture
@@ -102,9 +96,9 @@ def test_outcomes_are_sound(measure_in: MeasureIn, tmp_path: Path) -> None:
         assert o.none_f1 == none_f1[o.question_id, o.preparation]
         assert (o.f1 is None) == (o.question_id == "q2") == (o.full_f1 is None)
         assert o.task == "keys"
-        if o.policy == "full":
+        if o.policy in ("full", "prefix-cache"):
             assert (o.kl_first, o.mean_kl, o.agreement) == (0.0, 0.0, 1.0)
-            assert o.charged_ratio > 1
+            assert o.charged_ratio > 1 or o.policy == "prefix-cache"
             assert o.answer == o.full_answer
         else:
             assert o.kl_first > 0
@@ -126,8 +120,22 @@ def test_a_recompute_of_everything_is_the_full_prefill(measure_in: MeasureIn) ->
     assert all(o.mean_kl < 1e-6 and o.kl_first < 1e-6 and o.agreement == 1.0 for o in near)
 
 
-def test_two_runs_give_the_same_bytes_apart_from_times(measure_in: MeasureIn) -> None:
-    assert _without_times(measure_in("a").outcomes) == _without_times(measure_in("b").outcomes)
+def test_two_runs_give_the_same_bytes_apart_from_times(
+    measure_in: MeasureIn, tmp_path: Path
+) -> None:
+    """The lines of both files, and of reports over them, with all times set to 1 ms."""
+    written = []
+    for name in "ab":
+        run = measure_in(name)
+        timeless = [replace(o, **dict.fromkeys(TIMES, 1.0)) for o in run.outcomes]
+        in_file = map(
+            decode_outcome, (tmp_path / name / "outcomes.jsonl").read_bytes().splitlines()
+        )
+        assert list(in_file) == list(run.outcomes)
+        write_report(tmp_path / f"report-{name}", timeless, ["chunkcache eval quality"])
+        files = {p.name: p.read_bytes() for p in (tmp_path / f"report-{name}").iterdir()}
+        written.append((b"".join(map(encode_outcome, timeless)), files))
+    assert written[0] == written[1]
 
 
 class _Killed(Exception):
@@ -261,7 +269,8 @@ def _data_file(path: Path, *broken: str) -> Path:
             {
                 "id": f"q{number}",
                 "question": "Who keeps the key?",
-                "answers": ["the baker"],
+                "answers": ["the baker"] if number else [],
+                "meta": {"task": "chain2" if number else "niah_multivalue"},
                 "chunks": [{"id": str(i), "text": text} for i, text in enumerate(TEXTS)],
             }
         )
@@ -288,6 +297,17 @@ def test_the_command_measures_and_reports(command: Callable[..., Any], tmp_path:
         ("none", 2),
     ]
     assert all(set(FIELDS.split()) <= set(arm) for arm in body["arms"])
+    for arm in body["arms"]:
+        assert [(t["task"], t["n"]) for t in arm["tasks"]] == [
+            ("chain2", 1),
+            ("niah_multivalue", 1),
+        ]
+        assert all(set(FIELDS.split()) <= set(task) for task in arm["tasks"])
+        assert sum(t["mean_kl"] for t in arm["tasks"]) / 2 == pytest.approx(arm["mean_kl"])
+        chain, multivalue = arm["tasks"]
+        assert chain["f1"] is not None
+        assert multivalue["f1"] is None, "no gold answers: fidelity alone"
+        assert multivalue["agreement"] is not None
     assert len(body["broken_lines"]) == 1
     assert "mine.jsonl:4" in body["broken_lines"][0]
     page = Path(body["report"]).read_text(encoding="utf-8")
@@ -296,6 +316,9 @@ def test_the_command_measures_and_reports(command: Callable[..., Any], tmp_path:
     table = command(*options)
     assert table.exit_code == 3
     assert "hybrid" in table.stdout
+    assert "mine by task" in table.stdout
+    assert "chain2" in table.stdout
+    assert "niah_multivalue" in table.stdout
     assert len(_lines(tmp_path / "out" / "outcomes.jsonl")) == 6
 
 
@@ -304,6 +327,10 @@ def test_the_command_measures_and_reports(command: Callable[..., Any], tmp_path:
     [
         (["--policy", "best"], "cacheblend"),
         (["--policy", "epic(-4)"], "negative"),
+        (["--policy", "hybrid(-1)"], "negative"),
+        (["--policy", "prefix-cache(3)"], "no parameter 'first_tokens'"),
+        (["--preparation", "sink(-1)"], "alone, sink(k), system, preamble"),
+        (["--ratio", "-0.1"], "not within 0 and 1"),
         (["--preparation", "system("], "preamble"),
         (["--ratio", "1.5"], "not within 0 and 1"),
         (["--answer-tokens", "9", "--f1-tokens", "8"], "answer tokens"),
@@ -318,6 +345,20 @@ def test_bad_input_is_refused_before_a_model_is_loaded(
     error = json.loads(result.stdout)["error"]
     assert error["code"] == "invalid_value"
     assert named in error["message"]
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_file_of_unknown_fields_is_refused_before_a_model_is_loaded(
+    command: Callable[..., Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"prompt": "?", "passages": []}\n', encoding="utf-8")
+    result = command("--data", str(path), "--json")
+    assert result.exit_code == 1
+    message = json.loads(result.stdout)["error"]["message"]
+    assert "its records have passages, prompt" in message
+    assert "records (id, question, chunks)" in message
+    assert "LongBench (_id, input, context)" in message
     assert not (tmp_path / "out").exists()
 
 

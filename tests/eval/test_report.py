@@ -82,6 +82,14 @@ def test_every_arm_question_and_command_is_shown(tmp_path: Path) -> None:
     assert len(re.findall(r'class="clear"', page)) > 0
 
 
+def test_methods_are_named_by_their_source(tmp_path: Path) -> None:
+    page = _page(tmp_path, _outcomes())
+    assert page.count("<small>CacheBlend, arXiv:2405.16444</small>") == 4, "one per arm"
+    assert page.count("<small>concatenation</small>") == 2
+    of_others = [Outcome(**{**_fields(o), "policy": "of old"}) for o in _outcomes()]
+    assert "<b>of old</b>" in _page(tmp_path, of_others)
+
+
 def test_the_page_needs_nothing_beside_it(tmp_path: Path) -> None:
     page = _page(tmp_path, _outcomes())
     assert "http:" not in page

@@ -13,14 +13,17 @@ from chunkcache_api.cli.options import CodecOption, JsonOption, ModelOption
 
 if TYPE_CHECKING:
     from chunkcache.settings import Settings
+    from chunkcache_eval.quality.by_task import TaskBreakdown
     from chunkcache_eval.quality.run import QualityRun
     from chunkcache_eval.quality.summary import ArmSummary
 
 HELP = help_text(
     """Measure how close fused answers come to the full prefill's, and at what cost.
 
-    Every policy sees the same token ids. Policies: full, none, hybrid, query, random, and
-    published methods by name: cacheblend, epic, infoflow, prophetkv. full and none always run.
+    Every policy sees the same token ids. Policies: full, none, hybrid, query, shift, random, and
+    published methods by name: cacheblend, epic, infoflow, prophetkv. cacheblend-as-shipped keeps
+    the published code's mask by row order; prefix-cache reuses only what an earlier prompt of the
+    file began with. full and none always run.
     Data files hold one JSON object per line, as records or in LongBench's form; without one, the
     demo corpus is used.
 
@@ -84,6 +87,7 @@ class _Result:
 
     run: "QualityRun"
     summaries: "list[ArmSummary]"
+    breakdown: "TaskBreakdown"
     report: Path | None
     broken_lines: list[str]
 
@@ -160,9 +164,11 @@ def quality(
         )
         result = _measure(choices, settings)
     if as_json:
+        from chunkcache_eval.quality.by_task import arms_with_tasks
+
         print_json(
             {
-                "arms": [arm.to_dict() for arm in result.summaries],
+                "arms": arms_with_tasks(result.summaries, result.breakdown),
                 "skipped": [asdict(question) for question in result.run.skipped],
                 "broken_lines": result.broken_lines,
                 "report": None if result.report is None else str(result.report),
@@ -171,13 +177,14 @@ def quality(
     elif result.run.outcomes:
         from chunkcache_eval.quality.table import print_summaries
 
-        print_summaries(result.summaries)
+        print_summaries(result.summaries, result.breakdown)
     raise typer.Exit(result.exit_code)
 
 
 def _measure(choices: _Choices, settings: "Settings") -> _Result:
     """Everything that can be refused is refused before a model is loaded."""
     from chunkcache_eval.quality.arms import arms_for
+    from chunkcache_eval.quality.by_task import TaskBreakdown
     from chunkcache_eval.quality.html_report import write_report
     from chunkcache_eval.quality.measure import AnswerLengths
     from chunkcache_eval.quality.outcome_log import OutcomeLog
@@ -200,4 +207,5 @@ def _measure(choices: _Choices, settings: "Settings") -> _Result:
             commands = log.remember_command(choices.command(settings))
             report = write_report(choices.out, log.outcomes, commands)
             say(f"report: {report}")
-    return _Result(run, summarise(run.outcomes), report, broken)
+    breakdown = TaskBreakdown.of(run.outcomes)
+    return _Result(run, summarise(run.outcomes), breakdown, report, broken)

@@ -11,7 +11,9 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from chunkcache_eval.quality.arms import source_of
 from chunkcache_eval.quality.bootstrap import Interval
+from chunkcache_eval.quality.by_task import TaskBreakdown
 from chunkcache_eval.quality.outcome import Outcome
 from chunkcache_eval.quality.plots import Plot, draw_plots
 from chunkcache_eval.quality.summary import (
@@ -38,6 +40,7 @@ class _ArmRow:
 
     Attributes:
         arm: Its summary.
+        source: Where its method comes from.
         best_within: The buckets in which it is the best arm.
         on_frontier: Whether no other arm beats it in both cost and KL.
         bucket: The smallest bucket that it fits; None above all of them.
@@ -46,6 +49,7 @@ class _ArmRow:
     """
 
     arm: ArmSummary
+    source: str
     best_within: tuple[float, ...]
     on_frontier: bool
     bucket: float | None
@@ -101,8 +105,9 @@ def write_report(
     """
     outcomes = list(outcomes)
     summaries = summarise(outcomes, seed=seed)
+    breakdown = TaskBreakdown.of(outcomes, seed=seed)
     sections = [
-        _section([o for o in outcomes if o.data == data], summaries, seed)
+        _section([o for o in outcomes if o.data == data], summaries, breakdown, seed)
         for data in sorted({o.data for o in outcomes})
     ]
     page = _environment().get_template("report.html.j2")
@@ -117,19 +122,24 @@ def write_report(
     return path
 
 
-def _section(outcomes: Sequence[Outcome], everything: Sequence[ArmSummary], seed: int) -> _Section:
+def _section(
+    outcomes: Sequence[Outcome],
+    everything: Sequence[ArmSummary],
+    breakdown: TaskBreakdown,
+    seed: int,
+) -> _Section:
     data = outcomes[0].data
     arms = [s for s in everything if s.data == data]
     groups = group_by_arm(outcomes)
     best = best_within(arms, BUCKETS[-1]) or min(arms, key=lambda a: (a.mean_kl, a.key))
-    tasks = tuple(sorted({o.task for o in outcomes}))
+    has_tasks = breakdown.has_several(data)
     return _Section(
         data=data,
         num_questions=len({(o.task, o.question_id) for o in outcomes}),
         pictures=tuple(_picture(plot) for plot in draw_plots(arms, styled_like=everything)),
         rows=_arm_rows(arms, groups, seed),
-        tasks=tasks if len(tasks) > 1 else (),
-        task_rows=_task_rows(arms, outcomes, tasks, seed) if len(tasks) > 1 else (),
+        tasks=breakdown.tasks[data] if has_tasks else (),
+        task_rows=_task_rows(arms, breakdown) if has_tasks else (),
         best=best,
         furthest=_furthest(groups[best.key]),
     )
@@ -151,6 +161,7 @@ def _arm_rows(
         rows.append(
             _ArmRow(
                 arm=arm,
+                source=source_of(arm.policy),
                 best_within=tuple(b for b in BUCKETS if best[b] is arm),
                 on_frontier=arm.key in unbeaten,
                 bucket=bucket,
@@ -170,12 +181,9 @@ def _behind(
     return paired_difference(ours, theirs, "mean_kl", seed=seed)
 
 
-def _task_rows(
-    arms: Sequence[ArmSummary], outcomes: Sequence[Outcome], tasks: Sequence[str], seed: int
-) -> tuple[_TaskRow, ...]:
-    found = {summary.key: summary for summary in summarise(outcomes, by_task=True, seed=seed)}
+def _task_rows(arms: Sequence[ArmSummary], breakdown: TaskBreakdown) -> tuple[_TaskRow, ...]:
     return tuple(
-        _TaskRow(arm, tuple(found.get((arm.key[0], task, *arm.key[2:])) for task in tasks))
+        _TaskRow(arm, breakdown.row(arm))
         for arm in sorted(arms, key=lambda a: (a.mean_kl, a.charged_ratio, a.key))
     )
 
