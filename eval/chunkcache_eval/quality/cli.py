@@ -36,7 +36,18 @@ HELP = help_text(
     "questions were skipped; 130 interrupted.",
 )
 
-DEFAULT_POLICIES = ("hybrid", "query", "cacheblend", "epic", "infoflow", "prophetkv", "random")
+DEFAULT_POLICIES = (
+    "hybrid",
+    "query",
+    "cacheblend",
+    "cacheblend-as-shipped",
+    "epic",
+    "infoflow",
+    "prophetkv",
+    "shift",
+    "prefix-cache",
+    "random",
+)
 
 
 @dataclass(frozen=True)
