@@ -10,13 +10,12 @@ from dataclasses import replace
 from itertools import groupby, islice
 from operator import itemgetter
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from chunkcache.catalog_chunks import ChunkRecords
 from chunkcache.catalog_records import (
     ChunkIdsRecord,
-    ChunkRecord,
     CounterRecord,
     InfoRecord,
     TextRecord,
@@ -24,21 +23,22 @@ from chunkcache.catalog_records import (
     build_document,
     chunk_key,
     counter_key,
-    decode_metadata,
-    encode_metadata,
+    document_info,
     info_key,
     info_prefix,
     info_record,
     info_sort_key,
+    is_record_of,
+    read_record,
     text_key,
     text_record,
 )
-from chunkcache.catalog_values import DeleteResult, DocumentInfo, PutResult
+from chunkcache.catalog_values import DeleteResult, DocumentInfo, Neighbour, PutResult
 from chunkcache.documents import Document
 from chunkcache.entry import Entry
 from chunkcache.errors import DocumentNotFoundError, InvalidValueError, StoreFormatError
 from chunkcache.identity import DIGEST_BYTES, ChunkId, ChunkKey, TenantNamespace
-from chunkcache.store.disk import delete_entry, put_entry
+from chunkcache.store.disk import put_entry
 from chunkcache.store.environment import StoreEnvironment
 from chunkcache.store.records import RecordT, decode_record, encode_record
 from chunkcache.store.transaction import Database, Transaction
@@ -57,6 +57,7 @@ class Catalog:
     def __init__(self, env: StoreEnvironment, namespace: TenantNamespace) -> None:
         self._env = env
         self.namespace = namespace
+        self._chunks = ChunkRecords(namespace)
 
     def put(self, document: Document, *, entries: Iterable[Entry] = (), now: float) -> PutResult:
         """Store a document, and entries of its chunks, as a whole.
@@ -67,7 +68,8 @@ class Catalog:
             now: Unix seconds.
 
         Raises:
-            InvalidValueError: An entry belongs to none of its chunks.
+            InvalidValueError: An entry belongs to none of its chunks, or was prepared behind one
+                that no document holds.
             StoreFullError: There is no room; nothing was kept.
         """
         owners = {chunk.token_ids: chunk.chunk_id for chunk in document.chunks}
@@ -84,29 +86,33 @@ class Catalog:
 
         def body(txn: Transaction) -> PutResult:
             old = self._info(txn, document.document_id)
-            if old is not None and _is_same(old, document):
+            if old is not None and is_record_of(old, document):
                 result = PutResult("unchanged", self._document(txn, old))
             else:
                 result = self._write(txn, document, old, now)
             for owner, entry in owned:
                 put_entry(txn, entry)
-                assert self.link_entries_in(txn, owner, [entry.key])
+                if not self.link_entry_in(txn, entry.key, [owner, *entry.identity.behind]):
+                    raise InvalidValueError("an entry was prepared behind a chunk that is gone")
             return replace(result, refused_entry_keys=tuple(refused))
 
         return self._env.update(body)
 
     def delete(self, document_id: str) -> DeleteResult:
-        """Remove a document, and every chunk, entry and vector that it alone held."""
+        """Remove a document, and every chunk, entry and vector that it alone held.
+
+        Entries of other chunks that were prepared behind one of these go too.
+        """
 
         def body(txn: Transaction) -> DeleteResult:
             info = self._info(txn, document_id)
             if info is None:
                 return DeleteResult(existed=False)
-            chunk_ids, entry_keys = self._release_chunks(txn, self._chunk_ids(txn, info))
+            removed = self._chunks.release(txn, self._chunk_ids(txn, info))
             txn.delete(Database.DOCUMENTS, info_key(self.namespace, document_id))
             txn.delete(Database.DOCUMENTS, text_key(self.namespace, document_id))
             self._count(txn, -1)
-            return DeleteResult(True, chunk_ids, entry_keys)
+            return DeleteResult(True, removed)
 
         return self._env.update(body, frees=True)
 
@@ -150,7 +156,7 @@ class Catalog:
         if limit < 1:
             raise InvalidValueError(f"a page of {limit} documents", param="limit")
         with self._env.read() as txn:
-            return [_document_info(info) for info in islice(self._infos(txn, after), limit)]
+            return [document_info(info) for info in islice(self._infos(txn, after), limit)]
 
     def count(self) -> int:
         """Documents now."""
@@ -181,29 +187,55 @@ class Catalog:
                 return
             after = batch[-1][0]
 
-    def link_entries(self, chunk_id: ChunkId, keys: Iterable[ChunkKey]) -> bool:
-        """Have entries removed from disk with a chunk.
+    def link_entry(self, key: ChunkKey, chunk_ids: Sequence[ChunkId]) -> bool:
+        """Have an entry removed from disk with any of some chunks.
 
-        An entry that was prepared behind another chunk is linked to that chunk too.
+        Args:
+            key: The entry.
+            chunk_ids: Every chunk that it holds a trace of: its own, and those that it was
+                prepared behind.
 
         Returns:
-            ``False`` if no document holds the chunk any more; then the entries must not be kept.
+            ``False`` if no document holds one of them any more; then the entry must not be kept.
         """
-        keys = list(keys)
-        return self._env.update(lambda txn: self.link_entries_in(txn, chunk_id, keys))
+        return self._env.update(lambda txn: self.link_entry_in(txn, key, chunk_ids))
 
-    def link_entries_in(
-        self, txn: Transaction, chunk_id: ChunkId, keys: Iterable[ChunkKey]
-    ) -> bool:
-        """As :meth:`link_entries`, inside a transaction."""
-        record = self._chunk(txn, chunk_id)
-        if record is None:
-            return False
-        entry_keys = tuple(sorted({*record.entry_keys, *keys}))
-        if entry_keys != record.entry_keys:
-            record = msgspec.structs.replace(record, entry_keys=entry_keys)
-            self._put_chunk(txn, chunk_id, record)
-        return True
+    def link_entry_in(self, txn: Transaction, key: ChunkKey, chunk_ids: Sequence[ChunkId]) -> bool:
+        """As :meth:`link_entry`, inside a transaction."""
+        return self._chunks.link_entry(txn, key, chunk_ids)
+
+    def put_neighbours(
+        self, preparation: str, neighbours: Mapping[ChunkId, Sequence[Neighbour]]
+    ) -> int:
+        """Record what chunks are prepared behind; what is recorded already stays as it is.
+
+        The chunks are of this tenant, as any chunk is that this catalog knows. Once there are
+        collections, they must be of one collection too.
+
+        Args:
+            preparation: Canonical text of the preparation.
+            neighbours: In the order in which they are read; at least one each.
+
+        Returns:
+            Of how many chunks it is recorded now: a chunk that is gone, or a neighbour of which
+            is gone, gets no record.
+        """
+
+        def body(txn: Transaction) -> int:
+            return sum(
+                self._chunks.put_neighbours(txn, preparation, chunk_id, found)
+                for chunk_id, found in neighbours.items()
+            )
+
+        return self._env.update(body)
+
+    def get_neighbours(
+        self, preparation: str, chunk_ids: Iterable[ChunkId]
+    ) -> dict[ChunkId, tuple[Neighbour, ...]]:
+        """What chunks are prepared behind, where it is recorded; all as of one moment."""
+        with self._env.read() as txn:
+            found = {c: self._chunks.neighbours(txn, preparation, c) for c in chunk_ids}
+        return {chunk_id: neighbours for chunk_id, neighbours in found.items() if neighbours}
 
     def put_vectors(
         self, embedder_digest: bytes, vectors: Mapping[ChunkId, npt.NDArray[np.float32]]
@@ -225,7 +257,7 @@ class Catalog:
         def body(txn: Transaction) -> int:
             num_kept = 0
             for chunk_id, data in encoded.items():
-                if self._chunk(txn, chunk_id) is not None:
+                if self._chunks.contains(txn, chunk_id):
                     key = chunk_key(self.namespace, chunk_id) + embedder_digest
                     txn.put(Database.VECTORS, key, data)
                     num_kept += 1
@@ -241,7 +273,7 @@ class Catalog:
         with self._env.read() as txn:
             for chunk_id in chunk_ids:
                 key = chunk_key(self.namespace, chunk_id) + embedder_digest
-                record = _read(txn, Database.VECTORS, key, VectorRecord, "a vector")
+                record = read_record(txn, Database.VECTORS, key, VectorRecord, "a vector")
                 if record is not None:
                     vectors[chunk_id] = np.frombuffer(record.data, dtype="<f4").copy()
         return vectors
@@ -251,10 +283,8 @@ class Catalog:
     ) -> PutResult:
         new_ids = {chunk.chunk_id for chunk in document.chunks}
         old_ids = set(self._chunk_ids(txn, old)) if old else set()
-        for chunk_id in sorted(new_ids - old_ids):
-            record = self._chunk(txn, chunk_id) or ChunkRecord(num_documents=0)
-            self._put_chunk(txn, chunk_id, _with_documents(record, 1))
-        removed = self._release_chunks(txn, old_ids - new_ids)
+        self._chunks.hold(txn, new_ids - old_ids)
+        removed = self._chunks.release(txn, old_ids - new_ids)
         version = old.version + (old.digest != document.digest) if old else 1
         stored = replace(
             document,
@@ -274,34 +304,7 @@ class Catalog:
             encode_record(text_record(stored)),
         )
         self._count(txn, 0 if old else 1)
-        return PutResult("updated" if old else "created", stored, *removed)
-
-    def _release_chunks(
-        self, txn: Transaction, chunk_ids: Iterable[ChunkId]
-    ) -> tuple[tuple[ChunkId, ...], tuple[ChunkKey, ...]]:
-        """Count one document less for each chunk; remove those that no document holds.
-
-        Returns:
-            The chunks removed, and the entries removed with them.
-        """
-        removed_ids: list[ChunkId] = []
-        removed_keys: set[ChunkKey] = set()
-        for chunk_id in sorted(set(chunk_ids)):
-            record = self._chunk(txn, chunk_id)
-            if record is None:
-                raise StoreFormatError("a document's chunk has no record")
-            if record.num_documents > 1:
-                self._put_chunk(txn, chunk_id, _with_documents(record, -1))
-                continue
-            prefix = chunk_key(self.namespace, chunk_id)
-            for key in [key for key, _ in txn.scan(Database.VECTORS, prefix)]:
-                txn.delete(Database.VECTORS, key)
-            for key in map(ChunkKey, record.entry_keys):
-                delete_entry(txn, key)
-                removed_keys.add(key)
-            txn.delete(Database.CHUNKS, prefix)
-            removed_ids.append(chunk_id)
-        return tuple(removed_ids), tuple(sorted(removed_keys))
+        return PutResult("updated" if old else "created", stored, removed)
 
     def _infos(self, txn: Transaction, after: str | None) -> Iterator[InfoRecord]:
         """Info records in order of ids, behind ``after``."""
@@ -318,7 +321,7 @@ class Catalog:
 
     def _info(self, txn: Transaction, document_id: str) -> InfoRecord | None:
         key = info_key(self.namespace, document_id)
-        return _read(txn, Database.DOCUMENTS, key, InfoRecord, "a document")
+        return read_record(txn, Database.DOCUMENTS, key, InfoRecord, "a document")
 
     def _document(self, txn: Transaction, info: InfoRecord) -> Document:
         return build_document(info, self._text(txn, info, TextRecord))
@@ -328,21 +331,14 @@ class Catalog:
 
     def _text(self, txn: Transaction, info: InfoRecord, kind: type[RecordT]) -> RecordT:
         key = text_key(self.namespace, info.document_id)
-        record = _read(txn, Database.DOCUMENTS, key, kind, "a document")
+        record = read_record(txn, Database.DOCUMENTS, key, kind, "a document")
         if record is None:
             raise StoreFormatError("a document's text is missing")
         return record
 
-    def _chunk(self, txn: Transaction, chunk_id: ChunkId) -> ChunkRecord | None:
-        key = chunk_key(self.namespace, chunk_id)
-        return _read(txn, Database.CHUNKS, key, ChunkRecord, "a chunk")
-
-    def _put_chunk(self, txn: Transaction, chunk_id: ChunkId, record: ChunkRecord) -> None:
-        txn.put(Database.CHUNKS, chunk_key(self.namespace, chunk_id), encode_record(record))
-
     def _counter(self, txn: Transaction) -> CounterRecord:
         key = counter_key(self.namespace)
-        record = _read(txn, Database.DOCUMENTS, key, CounterRecord, "a tenant's counters")
+        record = read_record(txn, Database.DOCUMENTS, key, CounterRecord, "a tenant's counters")
         return record or CounterRecord()
 
     def _count(self, txn: Transaction, num_new_documents: int) -> None:
@@ -352,40 +348,6 @@ class Catalog:
             num_documents=counter.num_documents + num_new_documents,
         )
         txn.put(Database.DOCUMENTS, counter_key(self.namespace), encode_record(counter))
-
-
-def _read(
-    txn: Transaction, database: Database, key: bytes, kind: type[RecordT], what: str
-) -> RecordT | None:
-    data = txn.get(database, key)
-    return None if data is None else decode_record(data, kind, what)
-
-
-def _with_documents(record: ChunkRecord, num_more: int) -> ChunkRecord:
-    return msgspec.structs.replace(record, num_documents=record.num_documents + num_more)
-
-
-def _is_same(info: InfoRecord, document: Document) -> bool:
-    return (info.digest, info.metadata, info.tokenizer, info.chunking) == (
-        document.digest,
-        encode_metadata(document.metadata),
-        document.tokenizer,
-        document.chunking,
-    )
-
-
-def _document_info(info: InfoRecord) -> DocumentInfo:
-    return DocumentInfo(
-        document_id=info.document_id,
-        version=info.version,
-        digest=info.digest.hex(),
-        num_tokens=info.num_tokens,
-        num_chunks=info.num_chunks,
-        num_chars=info.num_chars,
-        metadata=decode_metadata(info.metadata),
-        created_at=info.created_at,
-        updated_at=info.updated_at,
-    )
 
 
 def _vector_bytes(vector: npt.NDArray[np.float32]) -> bytes:

@@ -8,6 +8,8 @@
     chunks      namespace  chunk id                   ChunkRecord
     vectors     namespace  chunk id  embedder digest  VectorRecord
 
+What a chunk is prepared behind lies beside its record; see ``catalog_neighbours``.
+
 Every key begins with the tenant's namespace. Ids are hashed into keys, so their length never
 matters; the prefix of the id keeps a listing in order.
 """
@@ -17,6 +19,7 @@ from typing import cast
 import msgspec
 from blake3 import blake3
 
+from chunkcache.catalog_values import DocumentInfo
 from chunkcache.documents import Chunk, Document, Metadata
 from chunkcache.identity import (
     ChunkId,
@@ -25,7 +28,8 @@ from chunkcache.identity import (
     decode_token_ids,
     encode_token_ids,
 )
-from chunkcache.store.records import Record
+from chunkcache.store.records import Record, RecordT, decode_record
+from chunkcache.store.transaction import Database, Transaction
 
 ID_PREFIX_BYTES = 256
 
@@ -104,6 +108,18 @@ class VectorRecord(Record, frozen=True, kw_only=True):
     data: bytes
 
 
+def read_record(
+    txn: Transaction, database: Database, key: bytes, kind: type[RecordT], what: str
+) -> RecordT | None:
+    """The record under a key, if there is one.
+
+    Raises:
+        StoreFormatError: It is damaged, or of another format.
+    """
+    data = txn.get(database, key)
+    return None if data is None else decode_record(data, kind, what)
+
+
 def document_digest(document_id: str) -> bytes:
     """What stands for an id in keys, 32 bytes."""
     return blake3(document_id.encode("utf-8")).digest()
@@ -158,6 +174,31 @@ def info_record(document: Document) -> InfoRecord:
         chunking=document.chunking,
         created_at=document.created_at,
         updated_at=document.updated_at,
+    )
+
+
+def is_record_of(info: InfoRecord, document: Document) -> bool:
+    """Whether a document is the stored one: same text and metadata, cut the same way."""
+    return (info.digest, info.metadata, info.tokenizer, info.chunking) == (
+        document.digest,
+        encode_metadata(document.metadata),
+        document.tokenizer,
+        document.chunking,
+    )
+
+
+def document_info(info: InfoRecord) -> DocumentInfo:
+    """A record as callers see it."""
+    return DocumentInfo(
+        document_id=info.document_id,
+        version=info.version,
+        digest=info.digest.hex(),
+        num_tokens=info.num_tokens,
+        num_chunks=info.num_chunks,
+        num_chars=info.num_chars,
+        metadata=decode_metadata(info.metadata),
+        created_at=info.created_at,
+        updated_at=info.updated_at,
     )
 
 

@@ -27,21 +27,49 @@ class DocumentInfo:
 
 
 @dataclass(frozen=True)
+class Neighbour:
+    """A chunk that another one is prepared behind.
+
+    Attributes:
+        chunk_id: The chunk.
+        token_ids: Its tokens.
+    """
+
+    chunk_id: ChunkId
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Removed:
+    """What went with chunks.
+
+    Attributes:
+        chunk_ids: Chunks that no document of the tenant holds any more.
+        entry_keys: Their entries, and those prepared behind them: gone from disk; the caller drops
+            copies in RAM.
+        unprepared_chunk_ids: Chunks that stay, and had been prepared behind one that went: what they
+            are prepared behind is not recorded any more.
+    """
+
+    chunk_ids: tuple[ChunkId, ...] = ()
+    entry_keys: tuple[ChunkKey, ...] = ()
+    unprepared_chunk_ids: tuple[ChunkId, ...] = ()
+
+
+@dataclass(frozen=True)
 class PutResult:
     """What ``Catalog.put`` did.
 
     Attributes:
         status: ``created``, ``updated``, or ``unchanged``.
         document: The document as stored, with its version and times.
-        removed_chunk_ids: Chunks that no document of the tenant holds any more.
-        removed_entry_keys: Their entries, gone from disk; the caller drops copies in RAM.
+        removed: What went with chunks that it had before.
         refused_entry_keys: Entries with values that are not finite; they were left out.
     """
 
     status: Literal["created", "unchanged", "updated"]
     document: Document
-    removed_chunk_ids: tuple[ChunkId, ...] = ()
-    removed_entry_keys: tuple[ChunkKey, ...] = ()
+    removed: Removed = Removed()
     refused_entry_keys: tuple[ChunkKey, ...] = ()
 
 
@@ -51,10 +79,8 @@ class DeleteResult:
 
     Attributes:
         existed: Whether there was such a document.
-        removed_chunk_ids: Chunks that no document of the tenant holds any more.
-        removed_entry_keys: Their entries, gone from disk; the caller drops copies in RAM.
+        removed: What went with its chunks.
     """
 
     existed: bool
-    removed_chunk_ids: tuple[ChunkId, ...] = ()
-    removed_entry_keys: tuple[ChunkKey, ...] = ()
+    removed: Removed = Removed()

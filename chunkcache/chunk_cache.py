@@ -1,7 +1,6 @@
 """``ChunkCache``: one tenant's documents, cached and asked. The library's front door."""
 
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -10,19 +9,20 @@ from typing import Any
 from chunkcache.catalog import Catalog
 from chunkcache.catalog_values import DocumentInfo
 from chunkcache.comparison import compare_answers
-from chunkcache.documents import Document, Metadata, canonical_text
+from chunkcache.documents import Document, Metadata
 from chunkcache.engine.request import GenerationJob
 from chunkcache.engine.stream import Finished
-from chunkcache.errors import DocumentNotFoundError, StoreError, StoreFullError
+from chunkcache.errors import DocumentNotFoundError, InvalidValueError
 from chunkcache.fusion.plan import FusionPlan
 from chunkcache.fusion.policies.full import Full
+from chunkcache.ingest import DocumentIngest
+from chunkcache.neighbours import NeighbourFinder
 from chunkcache.planning import AskOptions, DocumentRef, PromptPlanner
 from chunkcache.precache import Item, OnProgress, PrecacheRun
-from chunkcache.results import Answer, IngestResult, PrecacheSummary
+from chunkcache.results import Answer, IngestResult, PrecacheSummary, RemovalResult
 from chunkcache.runtime import Progress, Runtime
 from chunkcache.settings import load_settings
 from chunkcache.splitting import TextFormat
-from chunkcache.store.tier import NotStored
 from chunkcache.streaming import StreamingAnswer
 from chunkcache.text_files import find_text_files
 
@@ -48,7 +48,10 @@ class ChunkCache:
     ) -> None:
         self.runtime = runtime
         self.catalog = Catalog(runtime.env, runtime.namespace(tenant))
-        self._planner = PromptPlanner(runtime, self.catalog)
+        self._planner = planner = PromptPlanner(runtime, self.catalog)
+        self._ingest = DocumentIngest(
+            runtime, self.catalog, planner.names, planner.system_ids(None)
+        )
         self._owns_runtime = owns_runtime
 
     @classmethod
@@ -102,7 +105,9 @@ class ChunkCache:
     ) -> IngestResult:
         """Store a document and prefill its chunks; when this returns, questions hit.
 
-        Putting the same text again changes nothing and costs a look-up.
+        Putting the same text again changes nothing and costs a look-up. Under a preparation with
+        neighbours, chunks of which none are recorded are prepared behind the preamble until
+        :meth:`precache` runs.
 
         Raises:
             InvalidValueError: Id, text or metadata are not acceptable.
@@ -110,66 +115,7 @@ class ChunkCache:
             StoreFullError: No room. Text that was stored before the store was full is kept; the
                 chunks that have no entry are computed when they are asked for.
         """
-        return self.ingest(document_id, text, metadata or {}, text_format=text_format)
-
-    def ingest(
-        self,
-        document_id: str,
-        text: str,
-        metadata: Metadata,
-        *,
-        text_format: TextFormat = "text",
-        on_prefill: Callable[[int], None] = lambda num_tokens: None,
-    ) -> IngestResult:
-        """As :meth:`put`, and says how far it is.
-
-        Args:
-            document_id: The caller's id.
-            text: The document.
-            metadata: A JSON object.
-            text_format: How to cut it.
-            on_prefill: Told a chunk's tokens after it has been computed.
-        """
-        text = canonical_text(text)
-        runtime = self.runtime
-        document = Document(
-            document_id=document_id,
-            text=text,
-            metadata=metadata,
-            chunks=runtime.splitter.split(text, self.catalog.namespace, text_format),
-            tokenizer=runtime.model.tokenizer.digest,
-            chunking=runtime.splitter.fingerprint(text_format),
-        )
-        stored = self.catalog.put(document, now=time.time())
-        runtime.stack.forget(stored.removed_entry_keys)
-        distinct = list({c.chunk_id: c for c in document.chunks}.values())
-        system_ids = self._planner.system_ids(None)
-
-        num_prefilled = num_prefilled_tokens = num_refused = 0
-        for chunk in distinct:
-            identity = self._planner.identity(chunk.token_ids, system_ids)
-            if runtime.stack.contains(identity.key()):
-                continue
-            with runtime.ensure_entry(identity) as lease:
-                source, warning = lease.source, lease.warning
-            _check_stored(document_id, warning)
-            num_refused += warning == NotStored.NON_FINITE
-            if source == "computed":
-                num_prefilled += 1
-                num_prefilled_tokens += len(chunk.token_ids)
-                on_prefill(len(chunk.token_ids))
-        return IngestResult(
-            status=stored.status,
-            document_id=document_id,
-            version=stored.document.version,
-            digest=stored.document.digest.hex(),
-            num_tokens=document.num_tokens,
-            num_chunks=len(document.chunks),
-            prefilled_chunks=num_prefilled,
-            prefilled_tokens=num_prefilled_tokens,
-            reused_chunks=len(distinct) - num_prefilled,
-            refused_chunks=num_refused,
-        )
+        return self._ingest.ingest(document_id, text, metadata or {}, text_format)
 
     def get(self, document_id: str) -> Document:
         """A document.
@@ -183,11 +129,10 @@ class ChunkCache:
         """Documents in order of their ids, behind ``after``."""
         return self.catalog.list(after=after, limit=limit)
 
-    def delete(self, document_id: str) -> int:
-        """Remove a document from every tier.
+    def delete(self, document_id: str) -> RemovalResult:
+        """Remove a document from every tier, and every entry prepared behind one of its chunks.
 
-        Returns:
-            How many entries were removed (chunks that other documents hold too stay).
+        Chunks that other documents hold too stay.
 
         Raises:
             DocumentNotFoundError: There is none of that id.
@@ -197,27 +142,47 @@ class ChunkCache:
             raise DocumentNotFoundError(
                 f"there is no document {document_id!r}", param="document_id"
             )
-        self.runtime.stack.forget(result.removed_entry_keys)
-        return len(result.removed_entry_keys)
+        removed = result.removed
+        self.runtime.stack.forget(removed.entry_keys)
+        return RemovalResult(len(removed.entry_keys), len(removed.unprepared_chunk_ids))
 
     def precache(
         self,
-        items: Iterable[Item | str | Path],
+        items: Iterable[Item | str | Path] = (),
         *,
+        neighbours: NeighbourFinder | None = None,
+        document_ids: Collection[str] | None = None,
         on_progress: OnProgress = lambda progress: None,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> PrecacheSummary:
         """Cache a corpus: paths of files and folders, or items.
 
+        Under a preparation with neighbours the items are stored first; then every document of the
+        tenant is prepared. Without any items, this prepares what was put before, and what has lost
+        a neighbour since.
+
         Args:
             items: Paths, :class:`~chunkcache.precache.TextItem` values, or both.
+            neighbours: Finds neighbours, for a preparation that has some; it is not used otherwise.
+            document_ids: Prepare these documents alone.
             on_progress: Told how far it is.
-            should_stop: Asked before each item; True ends the run cleanly.
+            should_stop: Asked before each document; True ends the run cleanly.
 
         Raises:
+            InvalidValueError: The preparation has neighbours, and nothing is given to find them.
+            ModelError: The finder does not work.
             StoreError: The store failed; what was finished is kept.
         """
-        return PrecacheRun(self, on_progress, should_stop).run(_expand(items))
+        run = PrecacheRun(self._ingest, on_progress, should_stop)
+        preparation = self.runtime.preparation
+        if preparation.kind != "neighbours":
+            return run.run(_expand(items))
+        if neighbours is None:
+            raise InvalidValueError(
+                f"preparation {preparation} needs something that finds neighbours",
+                param="neighbours",
+            )
+        return run.run_with_neighbours(_expand(items), neighbours, document_ids)
 
     def stream(
         self,
@@ -301,14 +266,6 @@ class ChunkCache:
         job = GenerationJob(plan, options.sampling, options.max_tokens)
         stream = self.runtime.engine.submit(job)
         return StreamingAnswer(stream, plan, self.runtime.model.runner.name)
-
-
-def _check_stored(document_id: str, warning: NotStored | None) -> None:
-    """Raise what kept an entry from being stored, where trying another chunk would not help."""
-    if warning == NotStored.STORE_FULL:
-        raise StoreFullError(f"the store is full: not every chunk of {document_id!r} is cached")
-    if warning == NotStored.STORE_ERROR:
-        raise StoreError(f"the store failed: not every chunk of {document_id!r} is cached")
 
 
 def _expand(items: Iterable[Item | str | Path]) -> Iterator[Item]:

@@ -7,7 +7,7 @@ facts that others supply into bytes.
 
 import hmac
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import NewType, SupportsIndex
 
@@ -174,6 +174,9 @@ class EntryIdentity:
         prefix_ids: Token ids the chunk was prefilled behind (dropped afterwards).
         codec: Name of the codec: an answer depends on it, so a key does too.
         token_ids: The chunk's token ids.
+        behind: Chunks whose tokens stand in the prefix: an entry holds a trace of them, and goes
+            when one of them does. The prefix names them already, so they are neither part of the
+            key nor kept with the entry.
     """
 
     model: ModelDigest
@@ -182,6 +185,7 @@ class EntryIdentity:
     prefix_ids: tuple[int, ...]
     codec: str
     token_ids: tuple[int, ...]
+    behind: tuple[ChunkId, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         """An entry of no tokens would be a hit that does nothing."""

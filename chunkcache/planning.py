@@ -1,18 +1,19 @@
 """From a question and documents to a plan: chunks looked up, prompt laid out, policy chosen."""
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from chunkcache.catalog import Catalog
 from chunkcache.documents import Document
 from chunkcache.engine.sampling import SamplingParams
+from chunkcache.entry_naming import EntryNames
 from chunkcache.errors import DocumentNotFoundError, InvalidValueError
-from chunkcache.fusion.layout import ChunkRef, prompt_prefix_ids
+from chunkcache.fusion.layout import ChunkRef
 from chunkcache.fusion.plan import FusionPlan, OnMiss, PromptParts, plan_fusion
 from chunkcache.fusion.policies.registry import PolicyOptions, make_policy
 from chunkcache.fusion.policy import Policy
-from chunkcache.identity import EntryIdentity
 from chunkcache.results import ReuseWarning
 from chunkcache.runtime import Runtime
 from chunkcache.splitting import format_of_fingerprint
@@ -58,11 +59,15 @@ class PromptPlanner:
     Args:
         runtime: Model, store and engine.
         catalog: The tenant's documents.
+
+    Attributes:
+        names: Which entries its chunks want.
     """
 
     def __init__(self, runtime: Runtime, catalog: Catalog) -> None:
         self._runtime = runtime
         self._catalog = catalog
+        self.names = EntryNames(runtime, catalog)
 
     def plan(
         self, question: str, documents: Sequence[str | DocumentRef], options: AskOptions
@@ -103,38 +108,22 @@ class PromptPlanner:
         """
         runtime = self._runtime
         policy.check(runtime.model.runner.spec.num_layers)
-        return plan_fusion(
+        chunks = [c.token_ids for g in parts.documents for c in g]
+        plan = plan_fusion(
             parts,
-            [self.identity(c.token_ids, parts.system_ids) for g in parts.documents for c in g],
+            self.names.identities(chunks, parts.system_ids),
             policy,
             preparation=str(runtime.preparation),
             reuse_is_lossless=runtime.reuse_is_lossless,
             on_miss=options.on_miss,
             limits=runtime.limits,
         )
+        return replace(plan, warnings=plan.warnings + _neighbour_warnings(plan))
 
     def system_ids(self, system: str | None) -> tuple[int, ...]:
         """Token ids of a system prompt; None is the default one."""
         text = self._runtime.system if system is None else system
         return self._runtime.model.tokenizer.encode_content(text)
-
-    def identity(self, token_ids: tuple[int, ...], system_ids: tuple[int, ...]) -> EntryIdentity:
-        """The entry that a chunk wants, in a prompt with a system text."""
-        runtime, model = self._runtime, self._runtime.model
-        prefix_ids = runtime.preparation.prefix_ids(
-            model.template,
-            model.tokenizer,
-            model.bos_token_id,
-            prompt_prefix_ids(model.template, system_ids),
-        )
-        return EntryIdentity(
-            model=model.runner.digest,
-            namespace=self._catalog.namespace,
-            preparation=str(runtime.preparation),
-            prefix_ids=prefix_ids,
-            codec=runtime.codec.name,
-            token_ids=token_ids,
-        )
 
     def _chunk_groups(
         self, documents: Sequence[str | DocumentRef]
@@ -172,8 +161,28 @@ class PromptPlanner:
             ),
             now=time.time(),
         )
-        runtime.stack.forget(stored.removed_entry_keys)
+        runtime.stack.forget(stored.removed.entry_keys)
         return stored.document
+
+
+def _neighbour_warnings(plan: FusionPlan) -> tuple[ReuseWarning, ...]:
+    """Per document, how many of its chunks are prepared otherwise than the plan says."""
+    if not plan.policy.places_entries:
+        return ()
+    others = Counter(
+        segment.chunk.document_id
+        for segment, identity in zip(plan.layout.chunks, plan.identities, strict=True)
+        if segment.chunk is not None and identity.preparation != plan.preparation
+    )
+    return tuple(
+        ReuseWarning(
+            "no_neighbours",
+            f"has no neighbours for {num_chunks} of its chunks: until the next pre-caching run "
+            "they are prepared behind the preamble",
+            document_id,
+        )
+        for document_id, num_chunks in others.items()
+    )
 
 
 def _adjacent(

@@ -2,28 +2,33 @@
 
 There is nothing to check-point: a document that is stored and whose entries are there costs a
 look-up. Kill the job at any moment and run it again.
+
+With neighbours it has two phases. First every item is stored, without any model work; then
+neighbours are chosen and recorded for chunks that have none, and entries computed, document by
+document. A run that was killed goes on with the neighbours that it had recorded.
 """
 
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from functools import partial
 
-from chunkcache.documents import Metadata
+from chunkcache.documents import Document, Metadata
 from chunkcache.errors import (
     ChunkCacheError,
     DrainingError,
+    ModelError,
     StoreError,
 )
+from chunkcache.ingest import DocumentIngest
+from chunkcache.neighbours import NeighbourFinder, NeighbourRecorder
 from chunkcache.results import ItemFailure, PrecacheSummary
 from chunkcache.splitting import TextFormat
 from chunkcache.text_files import TextFile
-
-if TYPE_CHECKING:
-    from chunkcache.chunk_cache import ChunkCache
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,8 @@ class PrecacheProgress:
         prefilled_tokens: Their tokens.
         tokens_per_second: Prefilled tokens over the time since the run began.
         failures: Items that failed so far.
+        prepared_chunks: In the second phase, chunks that are done.
+        chunks_to_prepare: In the second phase, chunks that it looks at; 0 in the first.
     """
 
     item: str
@@ -58,37 +65,42 @@ class PrecacheProgress:
     prefilled_tokens: int
     tokens_per_second: float
     failures: int
+    prepared_chunks: int = 0
+    chunks_to_prepare: int = 0
 
 
 OnProgress = Callable[[PrecacheProgress], None]
+_Job = tuple[str, Callable[[], None]]
+_PAGE_DOCUMENTS = 1_000
 NUM_DOCUMENTS_IN_FLIGHT = 2
 """While one document's entries are written to disk, another's are run through the model."""
 
 
 class PrecacheRun:
-    """One run over some items; memory does not grow with their number.
+    """One run over some items. But for neighbours, memory does not grow with their number.
 
     Args:
-        cache: Where documents go.
+        ingest: Where documents go.
         on_progress: Told how far it is, from the thread that calls :meth:`run` or a worker's,
             never from two at once.
-        should_stop: Asked before each item; True ends the run after what is finished.
+        should_stop: Asked before each document; True ends the run after what is finished.
     """
 
     def __init__(
         self,
-        cache: "ChunkCache",
+        ingest: DocumentIngest,
         on_progress: OnProgress = lambda progress: None,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._cache = cache
+        self._ingest = ingest
         self._on_progress = on_progress
         self._should_stop = should_stop
         self._lock = threading.Lock()
-        self._statuses = {"created": 0, "updated": 0, "unchanged": 0}
+        self._statuses: Counter[str] = Counter()
         self._failures: list[ItemFailure] = []
         self._num_chunks = self._num_tokens = 0
-        self._prefilled_chunks = self._prefilled_tokens = 0
+        self._prefilled_chunks = self._prefilled_tokens = self._prefill_rows = 0
+        self._prepared_chunks = self._chunks_to_prepare = self._without_neighbours = 0
         self._started = time.perf_counter()
 
     def run(self, items: Iterable[Item]) -> PrecacheSummary:
@@ -97,37 +109,60 @@ class PrecacheRun:
         Raises:
             StoreError: The store failed (for example, it is full): going on would not help.
         """
-        self._started = time.perf_counter()
-        interrupted = False
+        return self._summary(is_whole=self._do_each(self._take_each(items, prefills=True)))
+
+    def run_with_neighbours(
+        self,
+        items: Iterable[Item],
+        finder: NeighbourFinder,
+        document_ids: Collection[str] | None = None,
+    ) -> PrecacheSummary:
+        """Store every item, then prepare documents behind their neighbours.
+
+        Args:
+            items: As in :meth:`run`.
+            finder: Ranks chunks; first asked once every item is stored.
+            document_ids: What to prepare; None is every document of the tenant, so that chunks
+                which were met elsewhere first, or have lost a neighbour, are prepared as well.
+
+        Raises:
+            StoreError: As in :meth:`run`.
+            ModelError: The finder does not work.
+        """
+        is_whole = self._do_each(self._take_each(items, prefills=False))
+        if is_whole:
+            recorder = NeighbourRecorder(self._ingest, finder)
+            wanted = self._documents(document_ids)
+            self._chunks_to_prepare = sum(wanted.values())
+            is_whole = self._do_each(
+                (name, partial(self._prepare, name, recorder)) for name in wanted
+            )
+        return self._summary(is_whole=is_whole)
+
+    def _take_each(self, items: Iterable[Item], *, prefills: bool) -> Iterator[_Job]:
+        for item in items:
+            name = item.item if isinstance(item, ItemFailure) else item.document_id
+            yield name, partial(self._take, item, prefills)
+
+    def _do_each(self, jobs: Iterable[_Job]) -> bool:
+        """Do jobs on workers' threads; False if the run was stopped before the last."""
         in_flight: deque[tuple[str, Future[None]]] = deque()
         with ThreadPoolExecutor(NUM_DOCUMENTS_IN_FLIGHT, thread_name_prefix="precache") as pool:
-            for item in items:
+            for name, job in jobs:
                 if self._should_stop():
-                    interrupted = True
+                    is_whole = False
                     break
-                name = item.item if isinstance(item, ItemFailure) else item.document_id
                 # Of two items with one id the later one must be stored last.
                 while len(in_flight) == NUM_DOCUMENTS_IN_FLIGHT or name in dict(in_flight):
                     in_flight.popleft()[1].result()
-                in_flight.append((name, pool.submit(self._take, item)))
+                in_flight.append((name, pool.submit(job)))
+            else:
+                is_whole = True
             while in_flight:
                 in_flight.popleft()[1].result()
-        return PrecacheSummary(
-            documents=sum(self._statuses.values()),
-            created=self._statuses["created"],
-            updated=self._statuses["updated"],
-            unchanged=self._statuses["unchanged"],
-            chunks=self._num_chunks,
-            tokens=self._num_tokens,
-            prefilled_chunks=self._prefilled_chunks,
-            prefilled_tokens=self._prefilled_tokens,
-            seconds=time.perf_counter() - self._started,
-            tokens_per_second=self._rate(),
-            failures=tuple(self._failures),
-            interrupted=interrupted,
-        )
+        return is_whole
 
-    def _take(self, item: Item) -> None:
+    def _take(self, item: Item, prefills: bool) -> None:
         """One item, on a worker's thread."""
         if isinstance(item, ItemFailure):
             self._fail(item)
@@ -141,30 +176,63 @@ class PrecacheRun:
                 return
         else:
             text, metadata = item.text, item.metadata
+        with self._reporting(item.document_id):
+            stored = self._ingest.store(item.document_id, text, metadata, item.text_format)
+            if prefills:
+                self._prefill(stored.document)
+            with self._lock:
+                self._statuses[stored.status] += 1
+                self._num_chunks += len(stored.document.chunks)
+                self._num_tokens += stored.document.num_tokens
+                self._report(item.document_id)
+
+    def _prepare(self, document_id: str, recorder: NeighbourRecorder) -> None:
+        """One document's neighbours and entries, on a worker's thread."""
+        document = self._ingest.catalog.get(document_id)
+        # What another tokenizer cut has to be stored anew before it can be prepared.
+        tokenizer = self._ingest.runtime.model.tokenizer.digest
+        if document is None or document.tokenizer != tokenizer:
+            return
+        with self._reporting(document_id):
+            recorder.record(document)
+            self._prefill(document)
+            with self._lock:
+                self._prepared_chunks += len(document.chunks)
+                self._report(document_id)
+
+    def _prefill(self, document: Document) -> None:
+        def count(num_tokens: int, num_rows: int) -> None:
+            with self._lock:
+                self._prefilled_chunks += 1
+                self._prefilled_tokens += num_tokens
+                self._prefill_rows += num_rows
+                self._report(document.document_id)
+
+        counts = self._ingest.prefill(document, count)
+        with self._lock:
+            self._without_neighbours += counts.without_neighbours
+
+    def _documents(self, document_ids: Collection[str] | None) -> dict[str, int]:
+        """Documents to prepare, with their chunks."""
+        wanted: dict[str, int] = {}
+        catalog = self._ingest.catalog
+        page = catalog.list(limit=_PAGE_DOCUMENTS)
+        while page:
+            for info in page:
+                if document_ids is None or info.document_id in document_ids:
+                    wanted[info.document_id] = info.num_chunks
+            page = catalog.list(after=page[-1].document_id, limit=_PAGE_DOCUMENTS)
+        return wanted
+
+    @contextmanager
+    def _reporting(self, item: str) -> Iterator[None]:
+        """Report what is wrong with one item; raise what no other item would fare better with."""
         try:
-            result = self._cache.ingest(
-                item.document_id,
-                text,
-                metadata,
-                text_format=item.text_format,
-                on_prefill=lambda num_tokens: self._count_prefill(item.document_id, num_tokens),
-            )
-        except (StoreError, DrainingError):
+            yield
+        except (StoreError, ModelError, DrainingError):
             raise
         except ChunkCacheError as error:
-            self._fail(ItemFailure(item.document_id, error.code, error.message))
-            return
-        with self._lock:
-            self._statuses[result.status] += 1
-            self._num_chunks += result.num_chunks
-            self._num_tokens += result.num_tokens
-            self._report(item.document_id)
-
-    def _count_prefill(self, item: str, num_tokens: int) -> None:
-        with self._lock:
-            self._prefilled_chunks += 1
-            self._prefilled_tokens += num_tokens
-            self._report(item)
+            self._fail(ItemFailure(item, error.code, error.message))
 
     def _fail(self, failure: ItemFailure) -> None:
         with self._lock:
@@ -178,10 +246,31 @@ class PrecacheRun:
         self._on_progress(
             PrecacheProgress(
                 item=item,
-                documents=sum(self._statuses.values()),
+                documents=self._statuses.total(),
                 prefilled_chunks=self._prefilled_chunks,
                 prefilled_tokens=self._prefilled_tokens,
                 tokens_per_second=self._rate(),
                 failures=len(self._failures),
+                prepared_chunks=self._prepared_chunks,
+                chunks_to_prepare=self._chunks_to_prepare,
             )
+        )
+
+    def _summary(self, *, is_whole: bool) -> PrecacheSummary:
+        return PrecacheSummary(
+            documents=self._statuses.total(),
+            created=self._statuses["created"],
+            updated=self._statuses["updated"],
+            unchanged=self._statuses["unchanged"],
+            chunks=self._num_chunks,
+            tokens=self._num_tokens,
+            prefilled_chunks=self._prefilled_chunks,
+            prefilled_tokens=self._prefilled_tokens,
+            prefill_rows=self._prefill_rows,
+            prefill_rows_per_token=self._prefill_rows / max(self._prefilled_tokens, 1),
+            without_neighbours=self._without_neighbours,
+            seconds=time.perf_counter() - self._started,
+            tokens_per_second=self._rate(),
+            failures=tuple(self._failures),
+            interrupted=not is_whole,
         )

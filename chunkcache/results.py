@@ -213,6 +213,8 @@ class IngestResult:
         reused_chunks: Chunks whose entries were there already.
         refused_chunks: Chunks whose keys or values were not finite; they have no entry and run
             in place when they are asked for.
+        unprepared_chunks: Chunks of other documents that had been prepared behind a chunk which
+            is gone now: the next pre-caching run prepares them anew.
     """
 
     status: Literal["created", "updated", "unchanged"]
@@ -225,6 +227,22 @@ class IngestResult:
     prefilled_tokens: int
     reused_chunks: int
     refused_chunks: int = 0
+    unprepared_chunks: int = 0
+
+
+@dataclass(frozen=True)
+class RemovalResult:
+    """What removing a document did.
+
+    Attributes:
+        removed_entries: Entries that went: of chunks that no other document holds, and those
+            prepared behind such a chunk.
+        unprepared_chunks: Chunks of other documents among those prepared behind one: the next
+            pre-caching run prepares them anew, and until then they do without neighbours.
+    """
+
+    removed_entries: int
+    unprepared_chunks: int
 
 
 @dataclass(frozen=True)
@@ -249,6 +267,11 @@ class PrecacheSummary:
         tokens: Tokens of all documents.
         prefilled_chunks: Chunks run through the model.
         prefilled_tokens: Their tokens.
+        prefill_rows: Rows run through the model for them, those of what they are prepared behind
+            included.
+        prefill_rows_per_token: ``prefill_rows`` over ``prefilled_tokens``; 0 if there are none.
+        without_neighbours: Chunks that no neighbours were found for though the preparation wants
+            some; they are prepared behind the preamble.
         seconds: Wall time.
         tokens_per_second: ``prefilled_tokens`` over ``seconds``.
         failures: Items that could not be cached.
@@ -263,6 +286,9 @@ class PrecacheSummary:
     tokens: int
     prefilled_chunks: int
     prefilled_tokens: int
+    prefill_rows: int
+    prefill_rows_per_token: float
+    without_neighbours: int
     seconds: float
     tokens_per_second: float
     failures: tuple[ItemFailure, ...] = field(default=())

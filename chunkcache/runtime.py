@@ -160,14 +160,23 @@ class Runtime:
         """A tenant's namespace in this store."""
         return tenant_namespace(self.env.secret, tenant)
 
-    def ensure_entry(self, identity: EntryIdentity) -> Lease:
-        """The entry, computed and stored if no tier has it. Waits for the engine's thread."""
+    def ensure_entry(
+        self, identity: EntryIdentity, on_computed: Callable[[int], None] = lambda num_rows: None
+    ) -> Lease:
+        """The entry, computed and stored if no tier has it. Waits for the engine's thread.
+
+        Args:
+            identity: What is wanted.
+            on_computed: Told how many rows were run to compute it, those of a prefix included.
+        """
+
+        def prefill() -> Entry:
+            entry, num_rows = self.engine.call(lambda: self._compute(identity)).result()
+            on_computed(num_rows)
+            return entry
+
         guard = self._guard(identity)
-        lease = self.stack.load_or_prefill(
-            identity,
-            lambda: self.engine.call(lambda: self._compute(identity)).result(),
-            guard=guard,
-        )
+        lease = self.stack.load_or_prefill(identity, prefill, guard=guard)
         if lease.source == "host" and not self.stack.contains(identity.key()):
             # Another document's removal took it from disk a moment ago.
             lease.warning = self.stack.keep(lease.entry, guard)
@@ -177,37 +186,45 @@ class Runtime:
         if not may_prefill:
             return self.stack.load(identity)
         return self.stack.load_or_prefill(
-            identity, lambda: self._compute(identity), guard=self._guard(identity)
+            identity, lambda: self._compute(identity)[0], guard=self._guard(identity)
         )
 
-    def _compute(self, identity: EntryIdentity) -> Entry:
+    def _compute(self, identity: EntryIdentity) -> tuple[Entry, int]:
+        """The entry, and how many rows were run."""
         assert self.engine.is_engine_thread()
-        return self.prefill.compute(identity, self.codec)
+        num_rows_before = self.prefill.num_rows
+        entry = self.prefill.compute(identity, self.codec)
+        return entry, self.prefill.num_rows - num_rows_before
 
     def _guard(self, identity: EntryIdentity) -> Callable[[Transaction], bool]:
-        """Has the entry deleted with its chunk, and not stored for a chunk that is gone."""
+        """Has the entry deleted with its chunk and with every chunk that it was prepared behind.
+
+        It is not stored once one of them is gone.
+        """
         catalog = Catalog(self.env, identity.namespace)
         owner = chunk_id(identity.namespace, self.model.tokenizer.digest, identity.token_ids)
-        return lambda txn: catalog.link_entries_in(txn, owner, [identity.key()])
+        traced = (owner, *identity.behind)
+        return lambda txn: catalog.link_entry_in(txn, identity.key(), traced)
 
 
 def _check_prefix_fits(model: LoadedModel, preparation: Preparation, settings: Settings) -> None:
     """Refuse a preparation that, with a chunk behind it, is longer than the model's context."""
     system_ids = model.tokenizer.encode_content(settings.system or DEFAULT_SYSTEM)
-    prefix_ids = preparation.prefix_ids(
-        model.template,
-        model.tokenizer,
-        model.bos_token_id,
-        prompt_prefix_ids(model.template, system_ids),
-    )
-    needed = len(prefix_ids) + settings.chunk_tokens
     limit = model.runner.spec.max_positions
-    if needed > limit:
-        raise InvalidValueError(
-            f"preparation {preparation} ({len(prefix_ids)} tokens) and chunks of "
-            f"{settings.chunk_tokens} tokens do not fit the model's {limit} positions",
-            param="preparation",
+    for prepared in dict.fromkeys((preparation, preparation.without_neighbours)):
+        prefix_ids = prepared.prefix_ids(
+            model.template,
+            model.tokenizer,
+            model.bos_token_id,
+            prompt_prefix_ids(model.template, system_ids),
+            [(0,) * settings.chunk_tokens] * prepared.num_neighbours,
         )
+        if len(prefix_ids) + settings.chunk_tokens > limit:
+            raise InvalidValueError(
+                f"preparation {prepared} ({len(prefix_ids)} tokens) and chunks of "
+                f"{settings.chunk_tokens} tokens do not fit the model's {limit} positions",
+                param="preparation",
+            )
 
 
 def _pass_gate(model: LoadedModel, env: StoreEnvironment, progress: Progress) -> GateReport:

@@ -45,6 +45,6 @@ def test_the_tour(
 
     # Deleted is gone, from every tier.
     removed = cache.delete("tower")
-    assert removed == stored.num_chunks
+    assert removed.removed_entries == stored.num_chunks
     assert cache.runtime.stack.stats().leases_open == 0
     cache.runtime.stack.check_integrity()

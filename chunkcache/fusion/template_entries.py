@@ -103,6 +103,7 @@ def place_template(
             preparation="alone" if is_opening else "system",
             prefix_ids=() if is_opening else opening_ids,
             token_ids=segment.token_ids,
+            behind=(),
         )
         lease = load(identity)
         if lease is None:

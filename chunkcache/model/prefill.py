@@ -25,9 +25,16 @@ class IsolatedPrefill:
     The keys and values of the most recent prefix stay in the scratch memory, so that a corpus
     prepared behind one prefix pays for it once. For a rotation that depends on the length they are
     not reused: a prefix's rotated keys would differ from chunk to chunk.
+
+    A prefix runs as a whole or not at all, however much it shares with the one before: rows run in
+    other portions would have other bits.
+
+    Attributes:
+        num_rows: Rows run so far, those of prefixes included.
     """
 
     def __init__(self, runner: ModelRunner) -> None:
+        self.num_rows = 0
         self._runner = runner
         self._prefix_ids: tuple[int, ...] = ()
         self._k, self._v = self._allocate(0)
@@ -86,6 +93,7 @@ class IsolatedPrefill:
         sequence = SequenceKV.over(runner, self._k, self._v, slots)
         cost = CostMeter(runner.spec.num_layers)
         finish_rows(run_rows(runner, sequence, ids, rows, cost=cost, hook=hook))
+        self.num_rows += len(rows)
 
     def _reserve(self, num_tokens: int, num_kept: int) -> None:
         """Make the scratch memory large enough, keeping its first tokens."""

@@ -280,7 +280,10 @@ class TierStack:
                 warning = NotStored.DROPPED
             if warning is not None:
                 self._not_stored[warning] += 1
-            if warning in _KEPT_IN_HOST and not flight.is_forgotten:
+            # What the catalog could not note is not found again when a chunk that the entry holds
+            # a trace of goes.
+            is_untraced = warning is not None and bool(entry.identity.behind)
+            if warning in _KEPT_IN_HOST and not flight.is_forgotten and not is_untraced:
                 lease = self._host.put(entry, source=source, miss=miss, warning=warning)
             else:
                 lease = self._host.lease_outside(entry, source, miss=miss, warning=warning)

@@ -53,6 +53,7 @@ def test_a_document_lives_through_its_versions(client: httpx.Client) -> None:
         "id": "ferry",
         "deleted": True,
         "removed_entries": len(got["chunks"]),
+        "unprepared_chunks": 0,
     }
     for response in (client.get("/v1/documents/ferry"), client.delete("/v1/documents/ferry")):
         assert refusal(response) == (404, "document_not_found", "document_id")

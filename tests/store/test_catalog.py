@@ -84,8 +84,8 @@ def test_a_shorter_version_leaves_no_old_chunk(catalog, env, make_document, make
     catalog.put(old, entries=entries, now=1.0)
     new = make_document("d", "word0 word1 new1 new2")
     result = catalog.put(new, now=2.0)
-    assert set(result.removed_chunk_ids) == {c.chunk_id for c in old.chunks[2:]}
-    assert set(result.removed_entry_keys) == {e.key for e in entries[2:]}
+    assert set(result.removed.chunk_ids) == {c.chunk_id for c in old.chunks[2:]}
+    assert set(result.removed.entry_keys) == {e.key for e in entries[2:]}
     assert [c for c, _, _ in catalog.chunks()] == [c.chunk_id for c in new.chunks]
     assert num_keys(env, Database.CHUNKS, Database.ENTRIES) == [4, 2]
     assert catalog.require("d").version == 2
@@ -102,14 +102,14 @@ def test_a_shared_chunk_stays_until_its_last_document_goes(catalog, env, make_do
 
     first = catalog.delete("one")
     assert first.existed
-    assert first.removed_chunk_ids == (one.chunks[1].chunk_id,)
-    assert first.removed_entry_keys == ()
+    assert first.removed.chunk_ids == (one.chunks[1].chunk_id,)
+    assert first.removed.entry_keys == ()
     assert DiskTier(env).num_entries == 1
     assert set(catalog.get_vectors(EMBEDDER, [shared.chunk_id])) == {shared.chunk_id}
 
     second = catalog.delete("two")
-    assert set(second.removed_chunk_ids) == {c.chunk_id for c in two.chunks}
-    assert second.removed_entry_keys == (entry.key,)
+    assert set(second.removed.chunk_ids) == {c.chunk_id for c in two.chunks}
+    assert second.removed.entry_keys == (entry.key,)
     assert DiskTier(env).get(entry.identity) is MissReason.ABSENT
     assert catalog.get_vectors(EMBEDDER, [shared.chunk_id]) == {}
     assert num_keys(env, Database.CHUNKS, Database.ENTRIES, Database.VECTORS) == [0, 0, 0]
@@ -135,11 +135,11 @@ def test_entries_linked_later_go_with_any_chunk_they_are_linked_to(
     alpha, beta = (catalog.require(d).chunks[0].chunk_id for d in ("d", "neighbour"))
     entry = make_entry()
     DiskTier(env).put(entry)
-    assert catalog.link_entries(alpha, [entry.key])
-    assert catalog.link_entries(beta, [entry.key])
-    assert catalog.delete("neighbour").removed_entry_keys == (entry.key,)
+    assert catalog.link_entry(entry.key, [alpha])
+    assert catalog.link_entry(entry.key, [beta])
+    assert catalog.delete("neighbour").removed.entry_keys == (entry.key,)
     assert DiskTier(env).num_entries == 0
-    assert not catalog.link_entries(beta, [entry.key])
+    assert not catalog.link_entry(entry.key, [beta])
 
 
 def test_an_entry_of_no_chunk_is_refused(catalog, make_document, make_entry):
@@ -183,7 +183,7 @@ def test_tenants_see_nothing_of_each_other(env, make_document):
     assert (theirs.count(), theirs.generation()) == (0, 0)
     assert not theirs.delete("d").existed
     chunk = mine.require("d").chunks[0].chunk_id
-    assert not theirs.link_entries(chunk, [ChunkKey(b"k" * 32)])
+    assert not theirs.link_entry(ChunkKey(b"k" * 32), [chunk])
     assert theirs.put_vectors(EMBEDDER, {chunk: np.zeros(2, np.float32)}) == 0
     theirs.put(make_document("d", "beta", namespace=OTHER), now=1.0)
     assert theirs.delete("d").existed

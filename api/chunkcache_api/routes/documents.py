@@ -98,7 +98,7 @@ async def get_document(identifier: DocumentId, service: CurrentService) -> Respo
 
 @router.delete("/{id:opaque}")
 async def delete_document(identifier: DocumentId, service: CurrentService) -> Response:
-    """Remove a document from every tier."""
+    """Remove a document from every tier, and every entry prepared behind one of its chunks."""
     return await _on_thread(service.quick_threads, partial(_delete, service.cache, identifier))
 
 
@@ -136,8 +136,7 @@ def _get(cache: ChunkCache, identifier: str) -> Response:
 
 
 def _delete(cache: ChunkCache, identifier: str) -> Response:
-    num_removed = cache.delete(identifier)
-    return json_response({"id": identifier, "deleted": True, "removed_entries": num_removed})
+    return json_response({"id": identifier, "deleted": True} | asdict(cache.delete(identifier)))
 
 
 def _list(cache: ChunkCache, params: ListDocumentsParams) -> Response:

@@ -1,0 +1,144 @@
+"""Documents in: text to a stored document, and a stored document to entries.
+
+The two halves stand apart because neighbours are looked for among documents that are stored
+already. Knows neither corpora nor how neighbours are found.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from chunkcache.catalog import Catalog
+from chunkcache.catalog_values import PutResult
+from chunkcache.documents import Document, Metadata, canonical_text
+from chunkcache.entry_naming import EntryNames
+from chunkcache.errors import StoreError, StoreFullError
+from chunkcache.results import IngestResult
+from chunkcache.runtime import Runtime
+from chunkcache.splitting import TextFormat
+from chunkcache.store.tier import NotStored
+
+OnPrefill = Callable[[int, int], None]
+"""Told of each chunk that was computed: its tokens, and the rows run for them."""
+
+
+@dataclass(frozen=True)
+class PrefillCounts:
+    """What one document's entries took.
+
+    Attributes:
+        chunks: Distinct chunks.
+        prefilled_chunks: Those that were run through the model.
+        prefilled_tokens: Their tokens.
+        prefill_rows: Rows run for them, those of prefixes included.
+        refused_chunks: Those whose keys or values were not finite.
+        without_neighbours: Those that no neighbours stand behind though the preparation wants some.
+    """
+
+    chunks: int
+    prefilled_chunks: int
+    prefilled_tokens: int
+    prefill_rows: int
+    refused_chunks: int
+    without_neighbours: int
+
+
+class DocumentIngest:
+    """Stores one tenant's documents and computes their entries. Safe to use from several threads.
+
+    Args:
+        runtime: Model, store and engine.
+        catalog: The tenant's documents.
+        names: Which entries chunks want.
+        system_ids: Tokens of the system prompt whose opening chunks are prefilled behind.
+    """
+
+    def __init__(
+        self, runtime: Runtime, catalog: Catalog, names: EntryNames, system_ids: tuple[int, ...]
+    ) -> None:
+        self.runtime = runtime
+        self.catalog = catalog
+        self.names = names
+        self.system_ids = system_ids
+
+    def ingest(
+        self, document_id: str, text: str, metadata: Metadata, text_format: TextFormat
+    ) -> IngestResult:
+        """Store a document and compute its entries. Errors as in ``ChunkCache.put``."""
+        stored = self.store(document_id, text, metadata, text_format)
+        counts = self.prefill(stored.document)
+        return IngestResult(
+            status=stored.status,
+            document_id=document_id,
+            version=stored.document.version,
+            digest=stored.document.digest.hex(),
+            num_tokens=stored.document.num_tokens,
+            num_chunks=len(stored.document.chunks),
+            prefilled_chunks=counts.prefilled_chunks,
+            prefilled_tokens=counts.prefilled_tokens,
+            reused_chunks=counts.chunks - counts.prefilled_chunks,
+            refused_chunks=counts.refused_chunks,
+            unprepared_chunks=len(stored.removed.unprepared_chunk_ids),
+        )
+
+    def store(
+        self, document_id: str, text: str, metadata: Metadata, text_format: TextFormat
+    ) -> PutResult:
+        """Cut a document and store it, without any model work."""
+        text = canonical_text(text)
+        runtime = self.runtime
+        document = Document(
+            document_id=document_id,
+            text=text,
+            metadata=metadata,
+            chunks=runtime.splitter.split(text, self.catalog.namespace, text_format),
+            tokenizer=runtime.model.tokenizer.digest,
+            chunking=runtime.splitter.fingerprint(text_format),
+        )
+        stored = self.catalog.put(document, now=time.time())
+        runtime.stack.forget(stored.removed.entry_keys)
+        return stored
+
+    def prefill(
+        self, document: Document, on_prefill: OnPrefill = lambda num_tokens, num_rows: None
+    ) -> PrefillCounts:
+        """Compute the entries of a stored document that are not there yet.
+
+        Raises:
+            StoreFullError: No room; the chunks that have no entry are computed when they are
+                asked for.
+            StoreError: The store failed.
+        """
+        runtime = self.runtime
+        distinct = list(dict.fromkeys(c.token_ids for c in document.chunks))
+        identities = self.names.identities(distinct, self.system_ids)
+        num_chunks = num_tokens = num_rows = num_refused = 0
+        for identity in identities:
+            if runtime.stack.contains(identity.key()):
+                continue
+            rows_run: list[int] = []
+            with runtime.ensure_entry(identity, rows_run.append) as lease:
+                warning = lease.warning
+            _check_stored(document.document_id, warning)
+            num_refused += warning == NotStored.NON_FINITE
+            if rows_run:
+                num_chunks += 1
+                num_tokens += len(identity.token_ids)
+                num_rows += sum(rows_run)
+                on_prefill(len(identity.token_ids), sum(rows_run))
+        return PrefillCounts(
+            chunks=len(distinct),
+            prefilled_chunks=num_chunks,
+            prefilled_tokens=num_tokens,
+            prefill_rows=num_rows,
+            refused_chunks=num_refused,
+            without_neighbours=sum(i.preparation != str(runtime.preparation) for i in identities),
+        )
+
+
+def _check_stored(document_id: str, warning: NotStored | None) -> None:
+    """Raise what kept an entry from being stored, where trying another chunk would not help."""
+    if warning == NotStored.STORE_FULL:
+        raise StoreFullError(f"the store is full: not every chunk of {document_id!r} is cached")
+    if warning == NotStored.STORE_ERROR:
+        raise StoreError(f"the store failed: not every chunk of {document_id!r} is cached")
