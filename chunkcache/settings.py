@@ -44,7 +44,8 @@ class Settings(BaseSettings):
     codec: Literal["raw", "bf16", "raw32", "raw16"] = "bf16"
     """How keys and values are stored: ``raw`` is the compute dtype, ``bf16`` halves float32."""
     preparation: str = "preamble"
-    """What a chunk is prefilled behind: ``alone``, ``sink(k)``, ``system`` or ``preamble``."""
+    """What a chunk is prefilled behind: ``alone``, ``sink(k)``, ``system``, ``preamble`` or
+    ``neighbours(n)``."""
     system: str | None = None
     """System prompt; None is the built-in one."""
     policy: str = "hybrid"

@@ -62,12 +62,14 @@ def _run_child() -> None:
     """What a child process does: one task, then its peak on stdout."""
     from chunkcache.chunk_cache import ChunkCache
     from chunkcache.precache import TextItem
+    from chunkcache_api.cli.retrieval import make_neighbours
 
     job = json.load(sys.stdin)
     limit = 0.0
     with ChunkCache.open(**job["settings"]) as cache:
         if job["task"] == "precache":
-            cache.precache(TextItem(p["passage_id"], p["text"]) for p in job["passages"])
+            items = (TextItem(p["passage_id"], p["text"]) for p in job["passages"])
+            cache.precache(items, neighbours=make_neighbours(cache, lambda line: None))
         else:
             question = job["question"]
             ids = [p["passage_id"] for p in question["passages"]]

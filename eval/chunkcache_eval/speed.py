@@ -21,6 +21,7 @@ from chunkcache.planning import AskOptions
 from chunkcache.precache import TextItem
 from chunkcache.results import Answer
 from chunkcache.settings import Settings
+from chunkcache_api.cli.retrieval import make_neighbours
 from chunkcache_eval.datasets.records import Question
 from chunkcache_eval.memory import MemoryReport, measure_memory
 from chunkcache_eval.question_choice import QuestionChoice, num_context_tokens
@@ -187,7 +188,10 @@ def _precache(cache: ChunkCache, questions: Sequence[Question], progress: Progre
     progress("bare forwards of all chunks")
     before = runtime.engine.call(bare).result()
     progress(f"pre-caching {len(passages)} passages")
-    summary = cache.precache([TextItem(i, text) for i, text in passages.items()])
+    summary = cache.precache(
+        [TextItem(i, text) for i, text in passages.items()],
+        neighbours=make_neighbours(cache, progress),
+    )
     progress("bare forwards of all chunks")
     after = runtime.engine.call(bare).result()
     bare_rate = sum(t.shape[1] for t in ids) / ((before + after) / 2)

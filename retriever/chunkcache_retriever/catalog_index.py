@@ -8,7 +8,7 @@ never read, whatever their width, and need no migration.
 """
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from chunkcache.catalog import Catalog
@@ -19,6 +19,9 @@ from chunkcache_retriever.index import ChunkIndex, vector_fault
 
 Location = tuple[str, int]
 """A document id and a chunk's index in that document."""
+
+OnEmbedded = Callable[[int, int], None]
+"""Told how many chunks without a vector have been looked at, and how many there are."""
 
 NO_TEXT = "no text to embed"
 
@@ -69,15 +72,22 @@ class CatalogIndex:
     Args:
         catalog: The tenant's documents.
         embedder: Makes the vectors.
+        on_embedded: Told during a long change how far it is.
 
     Attributes:
         index: The vectors.
     """
 
-    def __init__(self, catalog: Catalog, embedder: Embedder) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        embedder: Embedder,
+        on_embedded: OnEmbedded = lambda num_done, num_chunks: None,
+    ) -> None:
         self.index = ChunkIndex(embedder.dim)
         self._catalog = catalog
         self._embedder = embedder
+        self._on_embedded = on_embedded
         self._vectors_digest = vectors_digest(embedder)
         self._lock = threading.Lock()
         self._view = CatalogView(SyncReport(generation=0), {})
@@ -120,6 +130,7 @@ class CatalogIndex:
             vectors |= loaded | embedded
             num_loaded += len(loaded)
             num_embedded += len(embedded)
+            self._on_embedded(start + len(batch), len(new))
         not_indexed |= {c: NO_TEXT for c, rows in vectors.items() if not len(rows)}
         not_indexed |= self.index.update(
             {c: rows for c, rows in vectors.items() if len(rows)}, remove=gone

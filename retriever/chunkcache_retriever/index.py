@@ -77,6 +77,12 @@ class ChunkIndex:
         """Every chunk now."""
         return frozenset(self._state.ids)
 
+    def vectors_of(self, chunk_id: ChunkId) -> Vectors | None:
+        """A chunk's vectors, ``[windows, dim]`` of length 1; None for a chunk that is not there."""
+        state = self._state
+        ids = state.ids.get(chunk_id)
+        return None if ids is None else np.stack([state.vectors.reconstruct(i) for i in ids])
+
     def add(self, vectors: Mapping[ChunkId, Vectors]) -> dict[ChunkId, str]:
         """As :meth:`update`, without a removal."""
         return self.update(vectors)

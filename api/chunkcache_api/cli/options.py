@@ -33,7 +33,8 @@ PreparationOption = Annotated[
         "--preparation",
         envvar="CHUNKCACHE_PREPARATION",
         metavar="KIND",
-        help="What chunks are prefilled behind: alone, sink(k), system or preamble. "
+        help="What chunks are prefilled behind: alone, sink(k), system, preamble, or "
+        "neighbours(n): their nearest chunks, found by the demo embedder. "
         "Part of an entry's key: ask with what was pre-cached with.",
         show_default="preamble",
     ),

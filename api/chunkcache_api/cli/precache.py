@@ -39,9 +39,14 @@ HELP = help_text(
     PATHS are files, or folders that are searched for .txt, .rst, .md and .markdown files. A
     document's id is its path below the folder. A document that is cached already costs a look-up:
     stop the job at any moment and run it again. One interrupt ends it behind the documents at
-    hand, a second one at once.""",
+    hand, a second one at once.
+
+    With neighbours(n), all documents are stored first; then every chunk in the store that has no
+    neighbours yet gets some. They stay the same when the job runs again; a chunk whose neighbour
+    was deleted or replaced gets new ones.""",
     "chunkcache precache docs/",
     "chunkcache precache handbook.md faq.txt --store team.store",
+    "chunkcache precache docs/ --preparation 'neighbours(2)'",
     "chunkcache precache docs/ --json > summary.json",
     notes="Exit codes: 0 all cached; 1 nothing cached; 2 wrong usage; 3 some documents failed; "
     "130 interrupted.",

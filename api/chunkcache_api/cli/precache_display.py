@@ -63,16 +63,29 @@ class PrecacheDisplay:
                 self._task, completed=self._meter.reached_bytes, figures=figures, item=name.plain
             )
             return
+        self._say_now_and_then(f"{figures}  {progress.item}")
+
+    def note(self, line: str) -> None:
+        """Show what is going on while the run has nothing to report."""
+        if self._is_live:
+            self._bar.update(self._task, figures=line, item="")
+        else:
+            self._say_now_and_then(line)
+
+    def _say_now_and_then(self, line: str) -> None:
         now = time.monotonic()
         if now - self._last_line_at >= LINE_INTERVAL_SECONDS:
             self._last_line_at = now
-            say(f"{figures}  {progress.item}")
+            say(line)
 
 
 def _figures(progress: "PrecacheProgress", meter: PrecacheMeter) -> str:
+    done = f"{progress.documents + progress.failures}/{meter.num_items} documents"
+    if progress.chunks_to_prepare:
+        done = f"{progress.prepared_chunks}/{progress.chunks_to_prepare} chunks looked at"
     parts = [
-        f"{progress.documents + progress.failures}/{meter.num_items} documents",
-        f"{progress.prefilled_chunks} chunks",
+        done,
+        f"{progress.prefilled_chunks} chunks prefilled",
         f"{meter.tokens_per_second:,.0f} tokens/s",
     ]
     if progress.failures:

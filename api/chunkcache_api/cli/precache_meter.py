@@ -24,7 +24,8 @@ class SizedItem:
 class PrecacheMeter:
     """Turns a run's reports into bytes done and seconds left; both are estimates.
 
-    A run says how many items are done, not which: they are taken to be the first ones.
+    A run says how many items are done, not which: they are taken to be the first ones. A run with a
+    second phase does all its work there: its bytes are then shares of the chunks looked at.
 
     Args:
         sized_items: What the run takes, in order.
@@ -41,6 +42,7 @@ class PrecacheMeter:
         self._num_done = 0
         self._tokens = self._done_tokens = 0
         self._prefilled_bytes = 0
+        self._chunks_to_prepare = self._prepared_chunks = self._chunks_before_prefill = 0
 
     @property
     def num_items(self) -> int:
@@ -59,6 +61,11 @@ class PrecacheMeter:
         if not self._tokens:
             # Documents that were cached already say nothing about the speed of the others.
             self._prefill_began = self._now
+            self._chunks_before_prefill = progress.prepared_chunks
+        self._chunks_to_prepare = progress.chunks_to_prepare
+        self._prepared_chunks = min(progress.prepared_chunks, self._chunks_to_prepare)
+        if self._chunks_to_prepare:
+            return
         num_done = progress.documents + progress.failures
         if num_done > self._num_done:
             if self._tokens > self._done_tokens:
@@ -76,6 +83,8 @@ class PrecacheMeter:
     @property
     def reached_bytes(self) -> float:
         """Bytes done, those of the document at hand estimated from its prefilled tokens."""
+        if self._chunks_to_prepare:
+            return self.total_bytes * self._prepared_chunks / self._chunks_to_prepare
         done_bytes = self._bytes_until[self._num_done]
         next_bytes = self._bytes_until[min(self._num_done + 1, self.num_items)] - done_bytes
         running = (self._tokens - self._done_tokens) * self._bytes_per_token
@@ -87,6 +96,11 @@ class PrecacheMeter:
         rate = self.tokens_per_second
         if not rate:
             return None
+        if self._chunks_to_prepare:
+            num_done = self._prepared_chunks - self._chunks_before_prefill
+            num_left = self._chunks_to_prepare - self._prepared_chunks
+            seconds = self._now - self._prefill_began
+            return seconds / num_done * num_left if num_done > 0 else None
         return (self.total_bytes - self.reached_bytes) / (rate * self._bytes_per_token)
 
     @property

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from chunkcache_api.cli.precache_display import PrecacheDisplay
 from chunkcache_api.cli.precache_meter import PrecacheMeter, SizedItem
+from chunkcache_api.cli.retrieval import make_neighbours
 from chunkcache_api.cli.stopping import StopRequest
 
 if TYPE_CHECKING:
@@ -29,12 +30,17 @@ def run_precache(
     """Cache items, showing progress on stderr.
 
     Raises:
+        ModelFilesError: The preparation needs the embedder, which is not installed.
         StoreError: The store failed; what was finished is kept.
     """
     meter = PrecacheMeter(sized_items)
     with PrecacheDisplay(meter) as display:
-        items = (sized.item for sized in sized_items)
-        return cache.precache(items, on_progress=display.take, should_stop=stop.is_set)
+        return cache.precache(
+            (sized.item for sized in sized_items),
+            neighbours=make_neighbours(cache, display.note),
+            on_progress=display.take,
+            should_stop=stop.is_set,
+        )
 
 
 def _file_bytes(path: Path) -> int:

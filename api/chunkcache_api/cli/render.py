@@ -129,8 +129,15 @@ def precache_table(summary: "PrecacheSummary") -> Table:
         table,
         "prefilled",
         f"{summary.prefilled_chunks:,} chunks with {summary.prefilled_tokens:,} tokens at "
-        f"{summary.tokens_per_second:,.0f} tokens/s",
+        f"{summary.tokens_per_second:,.0f} tokens/s; {summary.prefill_rows_per_token:.2f} tokens "
+        "run per chunk token",
     )
+    if summary.without_neighbours:
+        _fact(
+            table,
+            "alone",
+            f"{summary.without_neighbours:,} chunks have no neighbours; the preamble stands in",
+        )
     _fact(table, "time", f"{summary.seconds:,.1f} s")
     if summary.interrupted:
         _fact(table, "interrupted", "run it again to go on")

@@ -1,9 +1,11 @@
-"""The retriever that the command line uses: the demo embedder over the store's documents."""
+"""What the command line searches with: the demo embedder over the store's documents."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from chunkcache.chunk_cache import ChunkCache
+    from chunkcache.neighbours import NeighbourFinder
     from chunkcache_retriever.retriever import Retriever
 
 
@@ -17,6 +19,29 @@ def make_retriever(cache: "ChunkCache") -> "Retriever":
     from chunkcache_retriever.retriever import Retriever
 
     return Retriever(cache, MiniLmEmbedder())
+
+
+def make_neighbours(
+    cache: "ChunkCache", progress: Callable[[str], None]
+) -> "NeighbourFinder | None":
+    """What finds neighbours where the cache's preparation has some; else None, and nothing loads.
+
+    Args:
+        cache: Whose documents are searched.
+        progress: Told in lines how far the embedding of new chunks is.
+
+    Raises:
+        ModelFilesError: The embedder is not installed.
+    """
+    if cache.runtime.preparation.kind != "neighbours":
+        return None
+    from chunkcache_retriever.minilm import MiniLmEmbedder
+    from chunkcache_retriever.neighbours import EmbeddingNeighbours
+
+    def tell(num_done: int, num_chunks: int) -> None:
+        progress(f"embedded {num_done:,} of {num_chunks:,} chunks, to find their neighbours")
+
+    return EmbeddingNeighbours(cache.catalog, MiniLmEmbedder(), tell)
 
 
 def why_no_retriever() -> str | None:

@@ -134,7 +134,7 @@ def arms_for(
 
     Args:
         policies: Names of :data:`METHODS`; ``epic(8)`` sets the number of first tokens.
-        preparations: ``alone``, ``sink(k)``, ``system``, ``preamble``.
+        preparations: ``alone``, ``sink(k)``, ``system``, ``preamble``, ``neighbours(n)``.
         ratios: For policies that have one; each within 0 and 1.
 
     Raises:

@@ -32,6 +32,7 @@ HELP = help_text(
     "chunkcache eval quality --data questions.jsonl --limit 20",
     "chunkcache eval quality --policy hybrid --policy cacheblend --ratio 0.1",
     "chunkcache eval quality --preparation alone --preparation preamble --json",
+    "chunkcache eval quality --preparation 'neighbours(2)' --neighbours overlap",
     notes="Exit codes: 0 all measured; 1 nothing measured; 2 wrong usage; 3 some lines or "
     "questions were skipped; 130 interrupted.",
 )
@@ -63,6 +64,7 @@ class _Choices:
         answer_tokens: Answer tokens that are compared.
         f1_tokens: Answer tokens that are scored.
         out: Folder of the results.
+        neighbours: How neighbours are found.
     """
 
     data: list[Path]
@@ -73,6 +75,7 @@ class _Choices:
     answer_tokens: int
     f1_tokens: int
     out: Path
+    neighbours: str
 
     def command(self, settings: "Settings") -> str:
         """What to type to get the same again."""
@@ -88,6 +91,8 @@ class _Choices:
                 words += [option, str(value)]
         if self.limit is not None:
             words += ["--limit", str(self.limit)]
+        if self.neighbours != "embedding":
+            words += ["--neighbours", self.neighbours]
         words += ["--answer-tokens", str(self.answer_tokens), "--f1-tokens", str(self.f1_tokens)]
         return shlex.join([*words, "--out", str(self.out)])
 
@@ -131,11 +136,20 @@ def quality(
         list[str] | None,
         typer.Option(
             metavar="KIND",
-            help="What chunks are prefilled behind: alone, sink(k), system or preamble; "
-            "repeat for more.",
+            help="What chunks are prefilled behind: alone, sink(k), system, preamble or "
+            "neighbours(n); repeat for more.",
             show_default="preamble",
         ),
     ] = None,
+    neighbours: Annotated[
+        str,
+        typer.Option(
+            metavar="KIND",
+            help="How neighbours(n) finds them, among all passages of the file that share no "
+            "prompt with the chunk: embedding, overlap (of tokens) or random. One folder of "
+            "results holds one kind.",
+        ),
+    ] = "embedding",
     ratio: Annotated[
         list[float] | None,
         typer.Option(help="A recompute ratio, 0 to 1; repeat for more.", show_default="0.15"),
@@ -172,6 +186,7 @@ def quality(
             answer_tokens=answer_tokens,
             f1_tokens=f1_tokens,
             out=out,
+            neighbours=neighbours,
         )
         result = _measure(choices, settings)
     if as_json:
@@ -198,6 +213,7 @@ def _measure(choices: _Choices, settings: "Settings") -> _Result:
     from chunkcache_eval.quality.by_task import TaskBreakdown
     from chunkcache_eval.quality.html_report import write_report
     from chunkcache_eval.quality.measure import AnswerLengths
+    from chunkcache_eval.quality.neighbours import neighbour_source
     from chunkcache_eval.quality.outcome_log import OutcomeLog
     from chunkcache_eval.quality.plots import require_plotting
     from chunkcache_eval.quality.question_set import load_sets
@@ -206,13 +222,22 @@ def _measure(choices: _Choices, settings: "Settings") -> _Result:
 
     arms = arms_for(choices.policies, choices.preparations, choices.ratios)
     lengths = AnswerLengths(choices.answer_tokens, choices.f1_tokens)
+    source = neighbour_source(choices.neighbours)
     require_plotting()
     broken: list[str] = []
     sets = load_sets(choices.data, choices.limit, broken.append)
     for line in broken:
         say(line)
     with OutcomeLog(choices.out) as log:
-        run = measure_quality(sets, arms, log, settings=settings, lengths=lengths, progress=say)
+        run = measure_quality(
+            sets,
+            arms,
+            log,
+            settings=settings,
+            lengths=lengths,
+            neighbours=source,
+            progress=say,
+        )
         report = None
         if run.outcomes:
             commands = log.remember_command(choices.command(settings))

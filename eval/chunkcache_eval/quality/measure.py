@@ -131,6 +131,14 @@ class QuestionMeter:
         """The full prefill's greedy answer with its logits, run when first asked for."""
         return self._generate(self._plan("full", PolicyOptions()), keeps_logits=True)
 
+    @cached_property
+    def ingest_cost(self) -> float:
+        """Rows per chunk token that preparing the question's chunks takes."""
+        identities = self._plan("none", PolicyOptions()).identities
+        num_tokens = sum(len(i.token_ids) for i in identities)
+        num_neighbour_rows = sum(len(i.prefix_ids) for i in identities if i.behind)
+        return 1.0 + num_neighbour_rows / max(num_tokens, 1)
+
     def measure(self, arm: Arm, none_f1: float | None) -> Outcome:
         """Run one arm.
 
@@ -167,6 +175,7 @@ class QuestionMeter:
             full_ttft_ms=full.report.timings.ttft_ms,
             answer=ran.answer.text,
             full_answer=full.text,
+            ingest_cost=self.ingest_cost,
         )
 
     def _run(self, arm: Arm) -> _Ran:

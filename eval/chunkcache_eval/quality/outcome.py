@@ -33,6 +33,8 @@ class Outcome:
         full_ttft_ms: The same of the full prefill.
         answer: The arm's greedy answer.
         full_answer: The full prefill's greedy answer.
+        ingest_cost: Rows that the offline job runs for the context's chunks over their tokens. What
+            all chunks are prepared behind runs once and is not counted; neighbours are.
     """
 
     data: str
@@ -55,6 +57,7 @@ class Outcome:
     full_ttft_ms: float
     answer: str
     full_answer: str
+    ingest_cost: float = 1.0
 
 
 def encode_outcome(outcome: Outcome) -> bytes:

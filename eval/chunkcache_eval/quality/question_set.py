@@ -21,11 +21,13 @@ class QuestionSet:
         name: Stem of the data file.
         digest: Of the whole file, however few questions are taken from it.
         questions: In the order of the file.
+        further: Questions of the file that are not asked; their passages belong to its corpus.
     """
 
     name: str
     digest: str
     questions: tuple[Question, ...]
+    further: tuple[Question, ...] = ()
 
 
 def load_sets(paths: Sequence[Path], limit: int | None, on_broken: OnBroken) -> list[QuestionSet]:
@@ -42,7 +44,7 @@ def load_sets(paths: Sequence[Path], limit: int | None, on_broken: OnBroken) -> 
     """
     if not paths:
         questions = tuple(demo_questions())
-        return [QuestionSet("demo", _digest(repr(questions).encode()), questions[:limit])]
+        return [_cut("demo", _digest(repr(questions).encode()), questions, limit)]
     names = [path.stem for path in paths]
     for name in names:
         if names.count(name) > 1:
@@ -54,7 +56,12 @@ def _load(path: Path, limit: int | None, on_broken: OnBroken) -> QuestionSet:
     questions = read_any(path, on_broken)
     if not questions:
         raise InvalidValueError(f"{path.name} holds no sound question", param="data")
-    return QuestionSet(path.stem, _digest(path.read_bytes()), tuple(questions[:limit]))
+    return _cut(path.stem, _digest(path.read_bytes()), tuple(questions), limit)
+
+
+def _cut(name: str, digest: str, questions: tuple[Question, ...], limit: int | None) -> QuestionSet:
+    asked = questions[:limit]
+    return QuestionSet(name, digest, asked, questions[len(asked) :])
 
 
 def _digest(data: bytes) -> str:

@@ -16,11 +16,17 @@ from chunkcache.errors import (
     DocumentNotFoundError,
     InvalidValueError,
 )
+from chunkcache.fusion.preparation import Preparation
 from chunkcache.precache import PrecacheProgress, TextItem
 from chunkcache.settings import Settings
 from chunkcache_eval.datasets.records import Question
 from chunkcache_eval.quality.arms import Arm
 from chunkcache_eval.quality.measure import AnswerLengths, QuestionMeter, document_id_of
+from chunkcache_eval.quality.neighbours import (
+    NeighbourSource,
+    NeighboursOutsidePrompts,
+    find_neighbours_by,
+)
 from chunkcache_eval.quality.outcome import Outcome
 from chunkcache_eval.quality.outcome_log import OutcomeKey, OutcomeLog
 from chunkcache_eval.quality.prefix_cache import SeenPrompts
@@ -63,6 +69,7 @@ def measure_quality(
     *,
     settings: Settings,
     lengths: AnswerLengths,
+    neighbours: NeighbourSource = "embedding",
     progress: Progress = lambda line: None,
 ) -> QualityRun:
     """Measure what the log does not hold yet.
@@ -73,6 +80,7 @@ def measure_quality(
         log: Where outcomes go; its folder holds the store too.
         settings: Model, codec and device; the store and the limits of fusion are replaced.
         lengths: How much of the answers counts.
+        neighbours: How neighbours are found, for preparations that have some.
         progress: Told what is going on, a line per outcome. What it raises ends the run.
 
     Raises:
@@ -91,8 +99,9 @@ def measure_quality(
         }
         | {f"digest of {s.name}": s.digest for s in sets}
         | {f"meaning of {arm.name}": arm.meaning for arm in arms}
+        | ({"neighbours": neighbours} if any(_has_neighbours(a.preparation) for a in arms) else {})
     )
-    run = _Run(log, settings, lengths, progress)
+    run = _Run(log, settings, lengths, neighbours, progress)
     by_preparation: dict[str, list[Arm]] = defaultdict(list)
     for arm in arms:
         by_preparation[arm.preparation].append(arm)
@@ -147,13 +156,19 @@ class _Run:
     """
 
     def __init__(
-        self, log: OutcomeLog, settings: Settings, lengths: AnswerLengths, progress: Progress
+        self,
+        log: OutcomeLog,
+        settings: Settings,
+        lengths: AnswerLengths,
+        neighbours: NeighbourSource,
+        progress: Progress,
     ) -> None:
         self.num_left = 0
         self.skipped: dict[tuple[str, str], SkippedQuestion] = {}
         self._log = log
         self._settings = settings
         self._lengths = lengths
+        self._neighbours: NeighbourSource = neighbours
         self._progress = progress
         self._num_done = 0
         self._seconds = 0.0
@@ -216,12 +231,27 @@ class _Run:
 
         def report(state: PrecacheProgress) -> None:
             nonlocal reported
-            if state.documents - reported >= _PASSAGES_PER_LINE:
-                reported = state.documents
-                self._progress(f"pre-cached {reported} of {len(texts)} passages ({where})")
+            done, total = state.documents, len(texts)
+            if state.chunks_to_prepare:
+                done, total = state.prepared_chunks, state.chunks_to_prepare
+            if done - reported >= _PASSAGES_PER_LINE:
+                reported = done
+                self._progress(f"pre-cached {done} of {total} passages ({where})")
 
+        finder, asked = None, set(texts)
+        if _has_neighbours(batch.preparation):
+            corpus = (*batch.questions, *batch.questions_of.further)
+            texts = {document_id_of(p): p.text for q in corpus for p in q.passages}
+            finder = NeighboursOutsidePrompts(
+                find_neighbours_by(self._neighbours, cache.catalog, self._progress),
+                cache.catalog,
+                corpus,
+            )
         summary = cache.precache(
-            (TextItem(name, text) for name, text in texts.items()), on_progress=report
+            (TextItem(name, text) for name, text in texts.items()),
+            neighbours=finder,
+            document_ids=asked,
+            on_progress=report,
         )
         return {failure.item: failure.message for failure in summary.failures}
 
@@ -288,6 +318,10 @@ class _Run:
             f"{outcome.question_id} {arm}: KL {outcome.mean_kl:.4f}, {outcome.ttft_ms:,.0f} ms; "
             f"{_duration(left)} left"
         )
+
+
+def _has_neighbours(preparation: str) -> bool:
+    return Preparation.parse(preparation).kind == "neighbours"
 
 
 def _warm_up(cache: ChunkCache) -> None:

@@ -35,6 +35,7 @@ METRICS = (
     "none_f1",
     "ttft_ms",
     "full_ttft_ms",
+    "ingest_cost",
 )
 """The fields of an outcome that can be averaged and compared."""
 
@@ -67,6 +68,7 @@ class ArmSummary:
             wins back; None where they are less than `MIN_GAP` apart.
         ttft_ms: Median time to the first token.
         full_ttft_ms: The same of the full prefill.
+        ingest_cost: Mean rows per chunk token that the offline job runs.
         mean_kl_interval: 95 % bootstrap interval; None for fewer than two questions.
         agreement_interval: Likewise.
         f1_interval: Likewise, counting questions with gold answers.
@@ -89,6 +91,7 @@ class ArmSummary:
     gap_recovery: float | None
     ttft_ms: float
     full_ttft_ms: float
+    ingest_cost: float
     mean_kl_interval: Interval | None
     agreement_interval: Interval | None
     f1_interval: Interval | None
@@ -263,6 +266,7 @@ def _summary(
         gap_recovery=recovery,
         ttft_ms=median(tables["ttft_ms"].values()),
         full_ttft_ms=median(tables["full_ttft_ms"].values()),
+        ingest_cost=_mean(tables["ingest_cost"]),
         mean_kl_interval=_mean_interval(values["mean_kl"], counts),
         agreement_interval=_mean_interval(values["agreement"], counts),
         f1_interval=_mean_interval(values["f1"], counts),

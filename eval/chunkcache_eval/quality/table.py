@@ -16,6 +16,7 @@ _COLUMNS = (
     "policy",
     "preparation",
     "ratio",
+    "ingest",
     "charged",
     "n",
     "KL first",
@@ -50,6 +51,7 @@ def _arms(summaries: Sequence[ArmSummary]) -> Table:
         table.add_row(
             arm.data,
             *_name(arm),
+            f"{arm.ingest_cost:.1f}",
             f"{arm.charged_ratio:.1%}",
             str(arm.n),
             f"{arm.kl_first:.4f}",
