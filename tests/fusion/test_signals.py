@@ -117,15 +117,23 @@ def test_divergence_and_agreement() -> None:
     assert leading_agreement([1], []) == 0.0
 
 
-@pytest.mark.parametrize("text", ["alone", "sink(3)", "system", "preamble"])
+@pytest.mark.parametrize("text", ["alone", "sink(3)", "system", "preamble", "neighbours(3)"])
 def test_preparations_read_back(text: str) -> None:
     assert str(Preparation.parse(text)) == text
 
 
-@pytest.mark.parametrize("text", ["", "sink(0)", "sink(-1)", "preambles", "neighbors"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "sink(0)", "sink(-1)", "preambles", "neighbors", "neighbours(0)", "neighbours(17)"],
+)
 def test_unknown_preparations_are_refused(text: str) -> None:
     with pytest.raises(InvalidValueError):
         Preparation.parse(text)
+
+
+def test_a_number_that_is_left_out_is_the_usual_one() -> None:
+    assert str(Preparation.parse("neighbours")) == "neighbours(2)"
+    assert str(Preparation.parse("sink")) == "sink(4)"
 
 
 def test_a_sink_is_bos_and_neutral_tokens(load_tiny: Callable[..., Any]) -> None:

@@ -129,13 +129,19 @@ def precache_table(summary: "PrecacheSummary") -> Table:
         table,
         "prefilled",
         f"{summary.prefilled_chunks:,} chunks with {summary.prefilled_tokens:,} tokens at "
-        f"{summary.tokens_per_second:,.0f} tokens/s; {summary.prefill_rows_per_token:.2f} tokens "
-        "run per chunk token",
+        f"{summary.tokens_per_second:,.0f} tokens/s",
     )
+    if summary.prefilled_tokens:
+        _fact(
+            table,
+            "cost",
+            f"{summary.prefill_rows_per_token:.2f} tokens run per chunk token, with what "
+            "stands before it",
+        )
     if summary.without_neighbours:
         _fact(
             table,
-            "alone",
+            "left over",
             f"{summary.without_neighbours:,} chunks have no neighbours; the preamble stands in",
         )
     _fact(table, "time", f"{summary.seconds:,.1f} s")
