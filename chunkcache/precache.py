@@ -55,8 +55,8 @@ class PrecacheProgress:
         prefilled_tokens: Their tokens.
         tokens_per_second: Prefilled tokens over the time since the run began.
         failures: Items that failed so far.
-        prepared_chunks: In the second phase, chunks that are done.
-        chunks_to_prepare: In the second phase, chunks that it looks at; 0 in the first.
+        prepared_chunks: Chunks whose entries were looked for, and are there now.
+        chunks_to_prepare: In the second phase, how many chunks it looks at; 0 in the first.
     """
 
     item: str
@@ -197,12 +197,12 @@ class PrecacheRun:
             recorder.record(document)
             self._prefill(document)
             with self._lock:
-                self._prepared_chunks += len(document.chunks)
                 self._report(document_id)
 
     def _prefill(self, document: Document) -> None:
         def count(num_tokens: int, num_rows: int) -> None:
             with self._lock:
+                self._prepared_chunks += 1
                 self._prefilled_chunks += 1
                 self._prefilled_tokens += num_tokens
                 self._prefill_rows += num_rows
@@ -210,6 +210,7 @@ class PrecacheRun:
 
         counts = self._ingest.prefill(document, count)
         with self._lock:
+            self._prepared_chunks += len(document.chunks) - counts.prefilled_chunks
             self._without_neighbours += counts.without_neighbours
 
     def _documents(self, document_ids: Collection[str] | None) -> dict[str, int]:

@@ -21,6 +21,8 @@ from chunkcache_retriever.neighbours import (
     RandomNeighbours,
 )
 
+_EMBEDDED_PER_LINE = 256
+
 NeighbourSource = Literal["embedding", "overlap", "random"]
 
 
@@ -58,11 +60,11 @@ def find_neighbours_by(
         return RandomNeighbours(catalog)
     from chunkcache_retriever.minilm import MiniLmEmbedder
 
-    return EmbeddingNeighbours(
-        catalog,
-        MiniLmEmbedder(),
-        lambda done, total: progress(f"embedded {done:,} of {total:,} passages"),
-    )
+    def tell(num_done: int, num_chunks: int) -> None:
+        if num_done == num_chunks or not num_done % _EMBEDDED_PER_LINE:
+            progress(f"embedded {num_done:,} of {num_chunks:,} passages, to find neighbours")
+
+    return EmbeddingNeighbours(catalog, MiniLmEmbedder(), tell)
 
 
 class NeighboursOutsidePrompts:

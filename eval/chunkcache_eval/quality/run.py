@@ -17,6 +17,7 @@ from chunkcache.errors import (
     InvalidValueError,
 )
 from chunkcache.fusion.preparation import Preparation
+from chunkcache.neighbours import NeighbourFinder
 from chunkcache.precache import PrecacheProgress, TextItem
 from chunkcache.settings import Settings
 from chunkcache_eval.datasets.records import Question
@@ -227,18 +228,22 @@ class _Run:
         texts = {document_id_of(p): p.text for q in questions for p in q.passages}
         where = f"{batch.name}, {batch.preparation}"
         self._progress(f"pre-caching {len(texts)} passages ({where})")
-        reported = 0
+        reported = ("", 0)
 
         def report(state: PrecacheProgress) -> None:
             nonlocal reported
-            done, total = state.documents, len(texts)
+            did, done, total = "pre-cached", state.documents, len(texts)
             if state.chunks_to_prepare:
                 done, total = state.prepared_chunks, state.chunks_to_prepare
-            if done - reported >= _PASSAGES_PER_LINE:
-                reported = done
-                self._progress(f"pre-cached {done} of {total} passages ({where})")
+            elif finder is not None:
+                did = "stored"
+            num_before = reported[1] if reported[0] == did else 0
+            if done - num_before >= _PASSAGES_PER_LINE:
+                reported = did, done
+                self._progress(f"{did} {done} of {total} passages ({where})")
 
-        finder, asked = None, set(texts)
+        finder: NeighbourFinder | None = None
+        asked = set(texts)
         if _has_neighbours(batch.preparation):
             corpus = (*batch.questions, *batch.questions_of.further)
             texts = {document_id_of(p): p.text for q in corpus for p in q.passages}
