@@ -13,7 +13,6 @@ from chunkcache.entry import Entry
 from chunkcache.errors import InvalidValueError, StoreFullError
 from chunkcache.identity import ChunkId, ChunkKey, chunk_id
 from chunkcache.store.disk import DiskTier
-from chunkcache.store.entry_format import decode_header
 from chunkcache.store.transaction import Database
 
 QUESTION = "Who keeps the key?"
@@ -99,7 +98,7 @@ def test_a_chunk_reads_its_neighbours_as_if_they_stood_before_it_in_a_prompt(
 
 
 def test_an_entry_is_what_a_full_prefill_computes_there(
-    cache: ChunkCache, open_prepared: Callable[..., ChunkCache]
+    open_prepared: Callable[..., ChunkCache],
 ) -> None:
     """Behind the very chunks that it is prepared behind, reuse is exact up to the codec.
 
@@ -393,10 +392,3 @@ def test_what_cannot_work_is_refused(
     with pytest.raises(InvalidValueError, match="do not fit the model's 2048 positions"):
         open_prepared(store="long", chunk_tokens=700)
     open_prepared(store="short", chunk_tokens=500, preparation="neighbours(2)").close()
-
-
-def test_stored_headers_say_what_stood_in_front(cache: ChunkCache) -> None:
-    _precache(cache)
-    identity = _identity(cache, "a")
-    header = decode_header(_stored(cache)[identity.key()])
-    assert header.identity() == identity
