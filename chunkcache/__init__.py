@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from chunkcache.precache import TextItem
     from chunkcache.results import (
         Answer,
-        Comparison,
         FusionReport,
         IngestResult,
         PrecacheSummary,
+        Verification,
     )
     from chunkcache.settings import Settings
     from chunkcache.streaming import StreamingAnswer
@@ -30,7 +30,6 @@ _HOMES = {
     "AskOptions": "planning",
     "ChunkCache": "chunk_cache",
     "ChunkCacheError": "errors",
-    "Comparison": "results",
     "DocumentRef": "planning",
     "FusionReport": "results",
     "IngestResult": "results",
@@ -40,6 +39,7 @@ _HOMES = {
     "Settings": "settings",
     "StreamingAnswer": "streaming",
     "TextItem": "precache",
+    "Verification": "results",
 }
 
 __all__ = [
@@ -47,7 +47,6 @@ __all__ = [
     "AskOptions",
     "ChunkCache",
     "ChunkCacheError",
-    "Comparison",
     "DocumentRef",
     "FusionReport",
     "IngestResult",
@@ -57,6 +56,7 @@ __all__ = [
     "Settings",
     "StreamingAnswer",
     "TextItem",
+    "Verification",
 ]
 
 

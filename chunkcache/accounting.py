@@ -49,6 +49,11 @@ class PromptTokenAccount:
         """Prompt tokens that were not run through the model for this request."""
         return self.exact_prefix_tokens + self.fused_tokens
 
+    def by_source(self) -> dict[str, int]:
+        """Every prompt token by the tier it came from, or by what was run; sums to the prompt."""
+        by_tier = {str(tier): self.cached_tokens_by_source.get(tier, 0) for tier in SOURCES}
+        return by_tier | {"recomputed": self.recomputed_tokens, "computed": self.computed_tokens}
+
     def details(self) -> dict[str, object]:
         """The form of ``usage.prompt_tokens_details``."""
         by_source = {s: self.cached_tokens_by_source.get(s, 0) for s in SOURCES}

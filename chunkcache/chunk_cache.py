@@ -8,13 +8,11 @@ from typing import Any
 
 from chunkcache.catalog import Catalog
 from chunkcache.catalog_values import DocumentInfo
-from chunkcache.comparison import compare_answers
 from chunkcache.documents import Document, Metadata
 from chunkcache.engine.request import GenerationJob
 from chunkcache.engine.stream import Finished
-from chunkcache.errors import DocumentNotFoundError, InvalidValueError
+from chunkcache.errors import ChunkCacheError, DocumentNotFoundError, InvalidValueError
 from chunkcache.fusion.plan import FusionPlan
-from chunkcache.fusion.policies.full import Full
 from chunkcache.ingest import DocumentIngest
 from chunkcache.neighbours import NeighbourFinder
 from chunkcache.planning import AskOptions, DocumentRef, PromptPlanner
@@ -23,7 +21,7 @@ from chunkcache.results import Answer, IngestResult, PrecacheSummary, RemovalRes
 from chunkcache.runtime import Progress, Runtime
 from chunkcache.settings import load_settings
 from chunkcache.splitting import TextFormat
-from chunkcache.streaming import StreamingAnswer
+from chunkcache.streaming import StreamingAnswer, new_answer_id
 from chunkcache.text_files import find_text_files
 
 DEFAULT_TENANT = "default"
@@ -212,22 +210,22 @@ class ChunkCache:
         question: str,
         documents: Sequence[str | DocumentRef],
         *,
-        compare: bool = False,
         options: AskOptions | None = None,
         policy: str | None = None,
         recompute_ratio: float | None = None,
         max_tokens: int | None = None,
+        verify: bool | None = None,
     ) -> Answer:
         """Ask, and wait for the answer. Errors as in :meth:`stream`.
 
         Args:
             question: The question.
             documents: Ids or references, in prompt order.
-            compare: Also run the full prefill on the same prompt, and say how close the answer is.
-            options: How; the three arguments below override it.
+            options: How; the arguments below override it.
             policy: Recompute policy.
             recompute_ratio: Its ratio.
             max_tokens: Largest number of answer tokens.
+            verify: Also run the full prefill on the same prompt, and say how close the answer is.
         """
         options = options or AskOptions()
         if policy is not None:
@@ -237,24 +235,9 @@ class ChunkCache:
             options = replace(options, policy_options=given)
         if max_tokens is not None:
             options = replace(options, max_tokens=max_tokens)
-        growing = self.stream(question, documents, options)
-        answer = growing.answer()
-        if not compare:
-            return answer
-        fused = growing.finished()
-        full = self.stream_full(fused, options).finished()
-        comparison = self.runtime.engine.call(lambda: compare_answers(fused, full)).result()
-        return replace(answer, comparison=comparison)
-
-    def stream_full(self, finished: Finished, options: AskOptions) -> StreamingAnswer:
-        """The full prefill's answer to the very prompt of a finished one.
-
-        Args:
-            finished: The answer to put it beside.
-            options: How; its policy does not matter.
-        """
-        plan = self._planner.plan_parts(finished.parts, Full(), options)
-        return self._start(plan, options)
+        if verify is not None:
+            options = replace(options, verify=verify)
+        return self.stream(question, documents, options).answer()
 
     def plan(
         self, question: str, documents: Sequence[str | DocumentRef], options: AskOptions
@@ -263,9 +246,27 @@ class ChunkCache:
         return self._planner.plan(question, documents, options)
 
     def _start(self, plan: FusionPlan, options: AskOptions) -> StreamingAnswer:
+        runtime = self.runtime
         job = GenerationJob(plan, options.sampling, options.max_tokens)
-        stream = self.runtime.engine.submit(job)
-        return StreamingAnswer(stream, plan, self.runtime.model.runner.name)
+        answer_id = new_answer_id()
+
+        def on_end(end: Finished | BaseException) -> None:
+            runtime.meter.record(end)
+            if isinstance(end, Finished) and not options.verify:
+                runtime.verifier.offer(answer_id, job, end)
+
+        try:
+            stream = runtime.engine.submit(job, on_end)
+        except ChunkCacheError as error:
+            runtime.meter.record(error)
+            raise
+        return StreamingAnswer(
+            stream,
+            job,
+            answer_id=answer_id,
+            model=runtime.model.runner.name,
+            verify_on=runtime.engine if options.verify else None,
+        )
 
 
 def _expand(items: Iterable[Item | str | Path]) -> Iterator[Item]:

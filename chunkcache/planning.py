@@ -43,6 +43,7 @@ class AskOptions:
         max_tokens: Largest number of answer tokens.
         sampling: How tokens are drawn.
         on_miss: What to do about a chunk without an entry: ``prefill``, ``error`` or ``skip``.
+        verify: Also run the full prefill on the same prompt, and say how close the answer is.
     """
 
     policy: str | None = None
@@ -51,6 +52,7 @@ class AskOptions:
     max_tokens: int = 64
     sampling: SamplingParams = field(default_factory=SamplingParams)
     on_miss: OnMiss = "prefill"
+    verify: bool = False
 
 
 class PromptPlanner:

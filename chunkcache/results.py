@@ -111,26 +111,34 @@ class Citation:
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """A fused answer beside the full prefill's answer to the same prompt.
+class Verification:
+    """How close a fused answer is to the full prefill's answer to the same prompt.
 
     Attributes:
-        full_text: The full prefill's answer.
+        kl_first: KL divergence (nats) of the fused from the full first-token distribution.
+        mean_kl: Mean KL divergence (nats) behind the prompt and the leading tokens of the full
+            prefill's answer.
+        agreement: Share of leading tokens that are the same, over the longer answer; 1 for two
+            equal ones.
+        agreeing_tokens: How many leading tokens are the same.
+        full_answer: The full prefill's answer.
         full_token_ids: Its token ids.
         full_ttft_ms: Its time to the first token, measured in the same engine.
-        speedup: ``full_ttft_ms`` over the fused answer's.
-        kl_first: KL divergence (nats) of the fused from the full first-token distribution.
-        agree: Whether both greedy answers are the same tokens.
-        agreement: Share of leading tokens that are the same.
     """
 
-    full_text: str
+    kl_first: float
+    mean_kl: float
+    agreement: float
+    agreeing_tokens: int
+    full_answer: str
     full_token_ids: tuple[int, ...]
     full_ttft_ms: float
-    speedup: float
-    kl_first: float
-    agree: bool
-    agreement: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """The form of ``chunkcache.verify`` in a response."""
+        values = _rounded(asdict(self))
+        del values["full_token_ids"]
+        return values
 
 
 @dataclass(frozen=True)
@@ -145,7 +153,7 @@ class Answer:
         finish_reason: Why it ended.
         report: What was reused and what was run.
         citations: The documents in the prompt.
-        comparison: The full prefill's answer beside it, when asked for.
+        verification: How close it is to the full prefill's answer, when asked for.
     """
 
     id: str
@@ -155,7 +163,14 @@ class Answer:
     finish_reason: FinishReason
     report: FusionReport
     citations: tuple[Citation, ...]
-    comparison: Comparison | None = None
+    verification: Verification | None = None
+
+    @property
+    def speedup(self) -> float | None:
+        """The full prefill's time to the first token over this answer's; None if not verified."""
+        if self.verification is None:
+            return None
+        return self.verification.full_ttft_ms / self.report.timings.ttft_ms
 
     @property
     def usage(self) -> dict[str, Any]:
@@ -171,7 +186,7 @@ class Answer:
     def to_dict(self) -> dict[str, Any]:
         """The body of ``POST /v1/query``."""
         report = self.report
-        body: dict[str, Any] = {
+        return {
             "id": self.id,
             "object": "chunkcache.answer",
             "model": self.model,
@@ -189,12 +204,9 @@ class Answer:
                 "documents": [_rounded(asdict(d)) for d in report.documents],
                 "timings": _rounded(asdict(report.timings)),
                 "warnings": [asdict(w) for w in report.warnings],
-                "verify": None,
+                "verify": None if self.verification is None else self.verification.to_dict(),
             },
         }
-        if self.comparison is not None:
-            body["chunkcache"]["verify"] = _rounded(asdict(self.comparison))
-        return body
 
 
 @dataclass(frozen=True)

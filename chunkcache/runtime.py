@@ -4,8 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-import msgspec
-
+from chunkcache.background_verification import BackgroundVerifier
 from chunkcache.catalog import Catalog
 from chunkcache.codecs import Codec, codec_by_name
 from chunkcache.engine.engine import Engine
@@ -16,17 +15,12 @@ from chunkcache.fusion.plan import FusionLimits
 from chunkcache.fusion.preparation import Preparation
 from chunkcache.fusion.template_entries import TemplateEntries
 from chunkcache.identity import EntryIdentity, TenantNamespace, chunk_id, tenant_namespace
-from chunkcache.model.gate import (
-    GateReport,
-    check_gate,
-    gate_fingerprint,
-    read_report,
-    run_gate,
-)
+from chunkcache.model.gate import GateReport, check_gate, gate_fingerprint, run_gate
 from chunkcache.model.loading import LoadedModel, load_model
 from chunkcache.model.prefill import IsolatedPrefill
 from chunkcache.model.template import DEFAULT_SYSTEM
 from chunkcache.pages import PagePool
+from chunkcache.serving_meter import ServingMeter
 from chunkcache.settings import Settings
 from chunkcache.short_thread import on_short_thread
 from chunkcache.splitting import DocumentSplitter
@@ -34,9 +28,10 @@ from chunkcache.store.disk import DiskTier
 from chunkcache.store.environment import StoreEnvironment
 from chunkcache.store.host import HostTier
 from chunkcache.store.lease import Lease
+from chunkcache.store.reports import keep_report, load_report
 from chunkcache.store.stack import TierStack
 from chunkcache.store.tier import MissReason
-from chunkcache.store.transaction import Database, Transaction
+from chunkcache.store.transaction import Transaction
 
 Progress = Callable[[str], None]
 
@@ -51,6 +46,8 @@ class Runtime:
         stack: Entries in all tiers.
         pool: Pages of the requests in flight.
         engine: The model's thread.
+        meter: What was served.
+        verifier: Verifies a share of what was served, when the engine is idle.
         codec: How entries are kept.
         preparation: What chunks are prefilled behind.
         reuse_is_lossless: Whether an entry placed behind what it was prefilled behind is exact.
@@ -102,6 +99,8 @@ class Runtime:
             tile_rows=settings.decode_tile_rows,
             max_queued=settings.max_queued_requests,
         )
+        self.meter = ServingMeter()
+        self.verifier = BackgroundVerifier(self.engine, settings.verify_rate)
 
     @classmethod
     def open(cls, settings: Settings, progress: Progress = lambda line: None) -> "Runtime":
@@ -230,15 +229,11 @@ def _check_prefix_fits(model: LoadedModel, preparation: Preparation, settings: S
 def _pass_gate(model: LoadedModel, env: StoreEnvironment, progress: Progress) -> GateReport:
     """The stored result if it is of this very model and build, else a new one, kept."""
     fingerprint = gate_fingerprint(model.runner)
-    name = b"gate/" + fingerprint.encode()
-    with env.read() as txn:
-        stored = txn.get(Database.MANIFEST, name)
-        report = None if stored is None else read_report(stored)
+    report = load_report(env, "gate", fingerprint, GateReport)
     if report is None:
         progress("checking the model once: fused in full against its plain forward")
         report = on_short_thread(lambda: run_gate(model.runner))
-        data = msgspec.msgpack.encode(report)
-        env.update(lambda txn: txn.put(Database.MANIFEST, name, data))
+        keep_report(env, "gate", fingerprint, report)
     check_gate(report)
     if report.full_only:
         progress(f"the model serves full prefills alone, no reuse: {report.findings()}")

@@ -72,6 +72,8 @@ class Settings(BaseSettings):
     """Documents that one request may name."""
     max_answer_tokens: int = Field(default=1024, ge=1)
     """Largest ``max_tokens`` of a request."""
+    verify_rate: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Share of the fused answers that are verified against the full prefill when nobody waits."""
 
 
 def load_settings(**values: object) -> Settings:

@@ -1,26 +1,61 @@
 """An answer that is still growing, as its reader sees it."""
 
 import secrets
+import threading
 from collections.abc import Iterator
+from functools import partial
 
+from chunkcache.engine.engine import Engine
+from chunkcache.engine.request import GenerationJob
 from chunkcache.engine.stream import AnswerStream, Finished
 from chunkcache.fusion.plan import FusionPlan
-from chunkcache.results import Answer, Citation
+from chunkcache.results import Answer, Citation, Verification
+from chunkcache.verification import verification_jobs
+
+
+def new_answer_id() -> str:
+    """A server-made id that nobody can guess."""
+    return f"ans_{secrets.token_hex(12)}"
 
 
 class StreamingAnswer:
     """An answer that is still growing. Leaving its context stops it.
+
+    Args:
+        stream: The engine's side.
+        job: What was asked of the engine.
+        answer_id: Id of the answer.
+        model: Display name of the model.
+        verify_on: Runs what verifying takes, where the answer is to be verified.
 
     Attributes:
         id: Server-made id of the answer.
         plan: What was decided before any model work.
     """
 
-    def __init__(self, stream: AnswerStream, plan: FusionPlan, model: str) -> None:
+    def __init__(
+        self,
+        stream: AnswerStream,
+        job: GenerationJob,
+        *,
+        answer_id: str,
+        model: str,
+        verify_on: Engine | None = None,
+    ) -> None:
         self._stream = stream
+        self._job = job
         self._model = model
-        self.id = f"ans_{secrets.token_hex(12)}"
-        self.plan = plan
+        self._verify_on = verify_on
+        self._lock = threading.Lock()
+        self._current = stream
+        self._is_cancelled = False
+        self._verification: Verification | None = None
+        self.id = answer_id
+
+    @property
+    def plan(self) -> FusionPlan:
+        """What was decided before any model work."""
+        return self._job.plan
 
     def __iter__(self) -> Iterator[str]:
         """Text pieces; joined, they are the answer's text.
@@ -37,11 +72,14 @@ class StreamingAnswer:
         self.cancel()
 
     def cancel(self) -> None:
-        """Stop; harmless after the end."""
-        self._stream.cancel()
+        """Stop, the verification included; harmless after the end."""
+        with self._lock:
+            self._is_cancelled = True
+            current = self._current
+        current.cancel()
 
     def finished(self) -> Finished:
-        """Wait for the end.
+        """Wait for the answer's end, without its verification.
 
         Raises:
             ChunkCacheError: The request failed, or was cancelled.
@@ -49,8 +87,16 @@ class StreamingAnswer:
         return self._stream.result()
 
     def answer(self) -> Answer:
-        """Wait for the end, as an :class:`~chunkcache.results.Answer`."""
+        """Wait for the end, as an :class:`~chunkcache.results.Answer`.
+
+        Where verification was asked for, this is where the full prefill runs.
+
+        Raises:
+            ChunkCacheError: The request or its verification failed, or was cancelled.
+        """
         finished = self.finished()
+        if self._verify_on is not None and self._verification is None:
+            self._verification = self._verify(finished, self._verify_on)
         return Answer(
             id=self.id,
             model=self._model,
@@ -59,7 +105,28 @@ class StreamingAnswer:
             finish_reason=finished.finish_reason,
             report=finished.report,
             citations=_citations(self.plan),
+            verification=self._verification,
         )
+
+    def _verify(self, finished: Finished, engine: Engine) -> Verification:
+        jobs = verification_jobs(self._job, finished)
+        wanted = next(jobs)
+        while True:
+            ended = self._follow(engine.submit(wanted))
+            try:
+                # The figures are tensor work, which is the engine's thread's alone.
+                wanted = engine.call(partial(jobs.send, ended)).result()
+            except StopIteration as stop:
+                return stop.value
+
+    def _follow(self, stream: AnswerStream) -> Finished:
+        """Wait for further work, which :meth:`cancel` ends from now on."""
+        with self._lock:
+            self._current = stream
+            is_cancelled = self._is_cancelled
+        if is_cancelled:
+            stream.cancel()
+        return stream.result()
 
 
 def _citations(plan: FusionPlan) -> tuple[Citation, ...]:

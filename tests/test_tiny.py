@@ -24,17 +24,17 @@ def test_the_tour(
     assert [d.document_id for d in cache.list()] == ["bridge", "harbour", "tower"]
 
     # A question over them reuses their keys and values, and says which.
-    answer = cache.answer("Who keeps the key?", ["harbour", "tower"], compare=True, max_tokens=8)
+    answer = cache.answer("Who keeps the key?", ["harbour", "tower"], verify=True, max_tokens=8)
     account = answer.report.account
     assert account.fused_tokens > account.recomputed_tokens > 0
     assert account.cached_tokens_by_source == {"host": account.fused_tokens}
-    assert answer.comparison is not None
-    assert answer.comparison.kl_first >= 0
+    assert answer.verification is not None
+    assert answer.verification.kl_first >= 0
 
     # Asked for exactness, it is exact.
     exact = cache.answer("Who keeps the key?", ["harbour", "tower"], policy="full", max_tokens=8)
     assert exact.report.exact
-    assert exact.token_ids == answer.comparison.full_token_ids
+    assert exact.token_ids == answer.verification.full_token_ids
 
     # Streams join to the same answer; a seed fixes a sampled one.
     drawn = AskOptions(max_tokens=8, sampling=SamplingParams(temperature=0.7, seed=3))

@@ -1,15 +1,12 @@
 """A query's blocking work, as a producer of events for a worker. Knows no HTTP."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from chunkcache.comparison import compare_answers
 from chunkcache.errors import ChunkCacheError, UnsupportedParameterError
 from chunkcache.fusion.plan import FusionPlan
 from chunkcache.planning import AskOptions, DocumentRef
-from chunkcache.results import Answer
-from chunkcache.streaming import StreamingAnswer
 from chunkcache_api.errors import ModelNotFoundError
 from chunkcache_api.schemas.query import QueryRequest, ReuseOptions
 from chunkcache_api.service import Service
@@ -93,19 +90,8 @@ class QueryWork:
         scope.emit(Started(growing.id))
         for piece in growing:
             scope.emit(TextPiece(piece))
-        answer = growing.answer()
-        if self._request.chunkcache.verify:
-            answer = self._verified(scope, answer, growing, options)
-        scope.emit(Completed(answer.to_dict() | {"model": self._service.model_name}))
-
-    def _verified(
-        self, scope: WorkerScope, answer: Answer, growing: StreamingAnswer, options: AskOptions
-    ) -> Answer:
-        """Put the full prefill's answer beside this one; it ends with the worker."""
-        fused = growing.finished()
-        full = self._service.cache.stream_full(fused, options)
-        scope.attach(full)
-        return replace(answer, comparison=compare_answers(fused, full.finished()))
+        body = growing.answer().to_dict()
+        scope.emit(Completed(body | {"model": self._service.model_name}))
 
     def _options(self) -> AskOptions:
         settings = self._service.cache.runtime.settings

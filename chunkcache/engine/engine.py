@@ -3,25 +3,25 @@
 Requests and tasks come by a queue. The thread alternates one step of the fusion at hand with one
 decode tile for the answers that are growing, so that a long prefill does not stall streams. A
 fusion's steps have fixed boundaries, each request is fused alone, and decoding has a fixed shape:
-an answer's bits do not depend on the load.
+an answer's bits do not depend on the load. What nobody waits for runs when nothing else is there.
 """
 
 import queue
 import threading
-import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import structlog
 import torch
 
 from chunkcache.engine.decode import DecodeTile
-from chunkcache.engine.request import ActiveRequest, GenerationJob
-from chunkcache.engine.rerun import rerun_steps, reruns_at
-from chunkcache.engine.stream import AnswerStream
+from chunkcache.engine.idle import IdleCounts, IdleLane, IdleWork
+from chunkcache.engine.request import ActiveRequest, GenerationJob, OnEnd
+from chunkcache.engine.solo import SoloRunner
+from chunkcache.engine.stream import AnswerStream, Finished
 from chunkcache.errors import (
     ChunkCacheError,
     ContextLengthExceededError,
@@ -30,12 +30,14 @@ from chunkcache.errors import (
     InvalidValueError,
     QueueFullError,
 )
-from chunkcache.fusion.fuse import Fusion, LoadEntry
+from chunkcache.fusion.fuse import LoadEntry
 from chunkcache.fusion.template_entries import LoadTemplate
 from chunkcache.model.runner import ModelRunner
 from chunkcache.model.tokenising import TextTokenizer
 from chunkcache.pages import PagePool
-from chunkcache.results import ReuseWarning
+
+MAX_IDLE_WORK: Final = 32
+"""Pieces of work that may wait for an idle engine."""
 
 Result = TypeVar("Result")
 
@@ -69,9 +71,9 @@ class Engine:
         self._runner = runner
         self._tokenizer = tokenizer
         self._pool = pool
-        self._load_entry = load_entry
-        self._load_template = load_template
         self._tile = DecodeTile(runner, pool, tile_rows)
+        self._solo = SoloRunner(runner, tokenizer, pool, load_entry, load_template, self._tile)
+        self._idle = IdleLane(MAX_IDLE_WORK)
         self._max_queued = max_queued
         self._inbox: queue.SimpleQueue[ActiveRequest | Callable[[], None] | None] = (
             queue.SimpleQueue()
@@ -92,6 +94,17 @@ class Engine:
         with self._lock:
             return self._num_open
 
+    @property
+    def num_queued_requests(self) -> int:
+        """Open requests that wait for the engine."""
+        num_begun = len(self._decoding) + (self._fusing is not None)
+        return max(0, self.num_open_requests - num_begun)
+
+    @property
+    def idle_counts(self) -> IdleCounts:
+        """What became of work for when the engine is idle."""
+        return self._idle.counts()
+
     def check_fits(self, num_prompt_tokens: int) -> int:
         """How many answer tokens a prompt leaves room for.
 
@@ -107,8 +120,12 @@ class Engine:
             )
         return limit - num_prompt_tokens
 
-    def submit(self, job: GenerationJob) -> AnswerStream:
+    def submit(self, job: GenerationJob, on_end: OnEnd = lambda end: None) -> AnswerStream:
         """Queue a request; ``max_tokens`` is cut to what the context leaves room for.
+
+        Args:
+            job: What is asked.
+            on_end: Told of its end before its reader is; not where it is refused.
 
         Raises:
             ContextLengthExceededError: It can never fit.
@@ -118,11 +135,9 @@ class Engine:
         """
         if job.max_tokens < 1:
             raise InvalidValueError("max_tokens is less than 1", param="max_tokens")
-        room = self.check_fits(job.plan.layout.num_tokens)
-        if room < job.max_tokens:
-            job = replace(job, max_tokens=room)
+        job = self._fitted(job)
         stream = AnswerStream(on_cancel=lambda: self._inbox.put(lambda: None))
-        request = ActiveRequest(job, stream, self._tokenizer, self._runner.eos_token_ids)
+        request = ActiveRequest(job, stream, self._tokenizer, self._runner.eos_token_ids, on_end)
         with self._lock:
             self._check_accepting()
             if self._num_open >= self._max_queued + self._tile.num_rows:
@@ -152,6 +167,24 @@ class Engine:
             self._inbox.put(run)
         return future
 
+    def when_idle(self, work: IdleWork) -> None:
+        """Have work done when nothing is queued or running.
+
+        A request that comes meanwhile goes first, at the work's next step; if it needs the work's
+        pages, the work begins anew later. The backlog is bounded: what has waited longest is
+        dropped, and so is all of it when the engine stops. Never refused.
+        """
+        self._inbox.put(lambda: self._idle.add(work))
+
+    def solo_steps(self, job: GenerationJob) -> Generator[None, None, Finished]:
+        """A request as steps of work for when the engine is idle; the same bits as any other's.
+
+        Raises:
+            ContextLengthExceededError: It can never fit.
+            ChunkCacheError: The request failed.
+        """
+        return self._solo.steps(self._fitted(job))
+
     def is_engine_thread(self) -> bool:
         """Whether the caller runs on the engine's thread."""
         return threading.current_thread() is self._thread
@@ -169,21 +202,33 @@ class Engine:
         if self._is_draining:
             raise DrainingError("the engine is stopping")
 
+    def _fitted(self, job: GenerationJob) -> GenerationJob:
+        room = self.check_fits(job.plan.layout.num_tokens)
+        return job if job.max_tokens <= room else replace(job, max_tokens=room)
+
     @torch.inference_mode()
     def _run(self) -> None:
         is_stopping = False
         while True:
-            is_busy = bool(
-                self._tasks or self._waiting or self._decoding or self._fusing is not None
-            )
-            if is_stopping and not is_busy and self._inbox.empty():
-                return
-            is_stopping |= self._accept(wait=not is_busy and not is_stopping)
+            has_work = self._is_busy or self._idle.has_work
+            is_stopping |= self._accept(wait=not has_work and not is_stopping)
             self._drop_cancelled()
-            if self._tasks:
-                self._tasks.popleft()()
-            self._advance_fusion()
-            self._advance_decoding()
+            if self._is_busy:
+                if self._tasks:
+                    self._tasks.popleft()()
+                self._advance_fusion()
+                self._advance_decoding()
+            elif not is_stopping:
+                if self._idle.has_work:
+                    self._idle.step()
+            elif self._inbox.empty():
+                self._idle.clear()
+                return
+
+    @property
+    def _is_busy(self) -> bool:
+        """Whether somebody waits for the engine."""
+        return bool(self._tasks or self._waiting or self._decoding or self._fusing is not None)
 
     def _accept(self, *, wait: bool) -> bool:
         """Take what has come in; returns whether the end was announced."""
@@ -235,25 +280,15 @@ class Engine:
         request = self._waiting[0]
         if request.pages is not None:
             self._fusing = self._waiting.popleft()
-            request.steps = rerun_steps(
-                self._runner, self._pool, request.pages, request.sequence_ids
-            )
+            self._solo.begin_again(request)
             return
         pages = self._pool.allocate(request.num_slots)
+        if pages is None and self._idle.give_way():
+            pages = self._pool.allocate(request.num_slots)
         if pages is None:
             return
         self._waiting.popleft()
-        request.pages = pages
-        request.started_at = time.perf_counter()
-        fusion = Fusion(
-            self._runner,
-            self._pool,
-            pages,
-            request.job.plan,
-            self._load_entry,
-            self._load_template,
-        )
-        request.steps = request.fuse(fusion.steps())
+        self._solo.begin(request, pages)
         self._fusing = request
 
     def _advance_decoding(self) -> None:
@@ -273,17 +308,9 @@ class Engine:
 
     def _set_aside_reruns(self) -> None:
         """Answers whose next token changes the rotation go to the head of the queue."""
-        spec = self._runner.spec
-        for request in [r for r in self._decoding if reruns_at(spec, r.next_row().position)]:
+        for request in [r for r in self._decoding if self._solo.must_begin_again(r)]:
             self._decoding.remove(request)
             self._waiting.appendleft(request)
-            request.warnings.append(
-                ReuseWarning(
-                    "rotation_switched",
-                    f"the answer grew past {spec.rope.switch_tokens} tokens, where the model's "
-                    "rotation changes: everything ran again, nothing is reused from there on",
-                )
-            )
 
     def _take(self, request: ActiveRequest, logits: torch.Tensor) -> None:
         reason = request.take(logits)

@@ -1,7 +1,7 @@
 """One request inside the engine: its plan, its pages, its growing answer."""
 
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -16,6 +16,9 @@ from chunkcache.model.tokenising import TextTokenizer
 from chunkcache.pages import PageLease
 from chunkcache.results import FinishReason, ReuseWarning
 
+OnEnd = Callable[[Finished | BaseException], None]
+"""Told of a request's end, on the engine's thread; must be quick and must not fail."""
+
 
 @dataclass(frozen=True)
 class GenerationJob:
@@ -25,13 +28,13 @@ class GenerationJob:
         plan: The fusion.
         sampling: How tokens are drawn.
         max_tokens: Largest number of answer tokens, at least 1.
-        keeps_logits: Whether the answer comes with the logits of each step.
+        num_kept_logits: Of how many of its first steps the answer comes with the logits.
     """
 
     plan: FusionPlan
     sampling: SamplingParams
     max_tokens: int
-    keeps_logits: bool = False
+    num_kept_logits: int = 0
 
     def __post_init__(self) -> None:
         """Growing an answer behind a given one would make two of them."""
@@ -50,6 +53,7 @@ class ActiveRequest:
     stream: AnswerStream
     tokenizer: TextTokenizer
     eos_token_ids: frozenset[int]
+    on_end: OnEnd = lambda end: None
     submitted_at: float = field(default_factory=time.perf_counter)
 
     pages: PageLease | None = None
@@ -67,6 +71,8 @@ class ActiveRequest:
         self._decoder = self.tokenizer.stream()
         self._text: list[str] = []
         self._logits: list[torch.Tensor] = []
+        self._last_token_at = 0.0
+        self._gaps_ms: list[float] = []
 
     @property
     def num_slots(self) -> int:
@@ -100,10 +106,14 @@ class ActiveRequest:
             logits: fp32 ``[vocab]``.
         """
         token_id = self._sampler.draw(logits)
-        if self.job.keeps_logits:
+        if len(self._logits) < self.job.num_kept_logits:
             self._logits.append(logits)
+        now = time.perf_counter()
         if not self.first_token_at:
-            self.first_token_at = time.perf_counter()
+            self.first_token_at = now
+        else:
+            self._gaps_ms.append((now - self._last_token_at) * 1e3)
+        self._last_token_at = now
         if token_id in self.eos_token_ids:
             return "stop"
         self.token_ids.append(token_id)
@@ -124,7 +134,7 @@ class ActiveRequest:
             decode_ms=(now - self.first_token_at) * 1e3,
         )
         self._text.append(self._decoder.finish())
-        self.stream.publish(
+        self._end(
             Finished(
                 text="".join(self._text),
                 token_ids=tuple(self.token_ids),
@@ -135,17 +145,23 @@ class ActiveRequest:
                 first_logits=self.outcome.logits,
                 given_logits=self.outcome.answer_logits,
                 step_logits=torch.stack(self._logits) if self._logits else None,
+                gaps_ms=tuple(self._gaps_ms),
                 parts=self.outcome.parts,
             )
         )
 
     def fail(self, error: BaseException) -> None:
         """Publish a failure; everything has been given back."""
-        self.stream.publish(error)
+        self._end(error)
 
     def cancel(self) -> None:
         """End a request whose reader gave up."""
         self.fail(RequestCancelledError("the request was cancelled"))
+
+    def _end(self, end: Finished | BaseException) -> None:
+        # Whoever counts has counted by the time that the reader knows.
+        self.on_end(end)
+        self.stream.publish(end)
 
     def release(self) -> None:
         """Give pages and leases back; idempotent."""

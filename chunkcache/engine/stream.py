@@ -35,8 +35,9 @@ class Finished:
         report: What was reused and run.
         first_logits: fp32 ``[vocab]`` behind the prompt's last token.
         given_logits: fp32 ``[A, vocab]`` behind the tokens of the plan's own answer, if it has one.
-        step_logits: fp32 ``[N, vocab]`` that each token (and the end token) was drawn from, where
-            the job asked for them; else none.
+        step_logits: fp32 ``[N, vocab]`` that the first tokens (and the end token) were drawn from,
+            as many as the job asked for; None where it asked for none.
+        gaps_ms: Milliseconds from each token to the next.
         parts: The prompt that was run.
     """
 
@@ -47,7 +48,13 @@ class Finished:
     first_logits: torch.Tensor
     given_logits: torch.Tensor
     step_logits: torch.Tensor | None
+    gaps_ms: tuple[float, ...]
     parts: PromptParts
+
+    @property
+    def scored_logits(self) -> torch.Tensor:
+        """fp32 ``[A + 1, vocab]`` behind the prompt and each token of the plan's own answer."""
+        return torch.cat([self.first_logits[None], self.given_logits])
 
 
 Event = TextDelta | Finished | BaseException

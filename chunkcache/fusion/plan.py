@@ -115,6 +115,29 @@ class FusionPlan:
             return False
         return layout.token_ids[:start] == self.identities[0].prefix_ids
 
+    def over(self, parts: PromptParts) -> "FusionPlan":
+        """The same decisions for a prompt of some of these chunks, or with an answer to be scored.
+
+        Args:
+            parts: Its chunks are among this plan's.
+        """
+        layout = parts.layout()
+        wanted = dict(zip((s.chunk for s in self.layout.chunks), self.identities, strict=True))
+        identities = tuple(wanted[s.chunk] for s in layout.chunks)
+        return replace(self, parts=parts, layout=layout, identities=identities)
+
+    def in_full(self) -> "FusionPlan":
+        """A full prefill of the same prompt."""
+        return replace(self, policy=Full(), requested_policy=Full(), warnings=())
+
+    def scoring(self, answer_ids: Sequence[int]) -> "FusionPlan":
+        """The same fusion with a given answer riding along, whose tokens are scored.
+
+        A chunk that has lost its entry meanwhile is computed again: the entry has the same bits.
+        """
+        parts = replace(self.parts, answer_ids=tuple(answer_ids))
+        return replace(self.over(parts), on_miss="prefill")
+
 
 def plan_fusion(
     parts: PromptParts,

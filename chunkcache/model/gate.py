@@ -86,14 +86,6 @@ def gate_fingerprint(runner: ModelRunner) -> str:
     return digest_fields("gate", fields).hex()
 
 
-def read_report(stored: bytes | memoryview) -> GateReport | None:
-    """A stored report; None for one that cannot be read, or that another gate wrote."""
-    try:
-        return msgspec.msgpack.decode(stored, type=GateReport)
-    except msgspec.DecodeError:
-        return None
-
-
 @torch.inference_mode()
 def run_gate(runner: ModelRunner) -> GateReport:
     """Measure; seconds for a small model. Runs on the caller's thread."""

@@ -17,6 +17,15 @@ Serve = Callable[[FastAPI], AbstractContextManager[httpx.Client]]
 
 BODY = {"query": "What is the code of door 3?", "document_ids": ["handbook"], "max_tokens": 6}
 
+VERIFY_FIELDS = {
+    "kl_first",
+    "mean_kl",
+    "agreement",
+    "agreeing_tokens",
+    "full_answer",
+    "full_ttft_ms",
+}
+
 pytestmark = pytest.mark.usefixtures("handbook")
 
 
@@ -66,11 +75,18 @@ def test_verify_puts_the_full_prefill_beside_the_answer(client: httpx.Client) ->
     fused = ask(client, chunkcache={"verify": True}).json()
     exact = ask(client, chunkcache={"policy": "full"}).json()
     verify = fused["chunkcache"]["verify"]
-    assert verify["full_text"] == exact["answer"]
+    assert set(verify) == VERIFY_FIELDS
+    assert verify["full_answer"] == exact["answer"]
     assert verify["kl_first"] >= 0
+    assert verify["mean_kl"] > 0
+    assert verify["full_ttft_ms"] > 0
     checked = ask(client, chunkcache={"policy": "full", "verify": True}).json()
-    assert checked["chunkcache"]["verify"]["agree"] is True
-    assert checked["chunkcache"]["verify"]["kl_first"] == 0
+    verify = checked["chunkcache"]["verify"]
+    assert verify["full_answer"] == checked["answer"]
+    assert (verify["agreement"], verify["agreeing_tokens"]) == (1.0, 6)
+    assert verify["kl_first"] == 0
+    assert verify["mean_kl"] == pytest.approx(0, abs=1e-6)
+    assert ask(client).json()["chunkcache"]["verify"] is None
 
 
 def test_sampling_is_a_function_of_the_seed(client: httpx.Client) -> None:

@@ -40,9 +40,9 @@ def test_a_document_twice_in_one_prompt(
 ) -> None:
     cache = open_cache()
     stored = cache.put("tower", passages["tower"])
-    answer = cache.answer(QUESTION, ["tower", "tower"], compare=True, max_tokens=4)
+    answer = cache.answer(QUESTION, ["tower", "tower"], verify=True, max_tokens=4)
     assert answer.report.documents[0].tokens == 2 * stored.num_tokens
-    assert answer.comparison is not None
+    assert answer.verification is not None
 
 
 def test_some_chunks_of_a_document(

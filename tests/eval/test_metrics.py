@@ -1,15 +1,11 @@
 """Scores against values worked out by hand."""
 
-import math
-
 import pytest
-import torch
 
 from chunkcache_eval.quality.metrics import (
     AnswerScore,
     contains,
     exact_match,
-    mean_kl,
     normalise,
     score_answer,
     token_f1,
@@ -77,14 +73,3 @@ def test_all_gold_answers_are_needed() -> None:
 
 def test_without_gold_answers_there_is_no_score() -> None:
     assert score_answer("anything", []) is None
-
-
-def test_mean_kl_of_known_distributions() -> None:
-    def logits(*p: float) -> torch.Tensor:
-        return torch.tensor(p).log()
-
-    reference = torch.stack([logits(0.5, 0.5), logits(0.25, 0.75)])
-    other = torch.stack([logits(0.25, 0.75), logits(0.25, 0.75)])
-    first = 0.5 * math.log(0.5 / 0.25) + 0.5 * math.log(0.5 / 0.75)
-    assert mean_kl(reference, other) == pytest.approx(first / 2, rel=1e-6)
-    assert mean_kl(reference, reference) == 0.0

@@ -11,8 +11,9 @@ import torch
 
 from chunkcache.errors import GateFailedError
 from chunkcache.fusion.place import place_entry
-from chunkcache.model.gate import check_gate, read_report, run_gate
+from chunkcache.model.gate import GateReport, check_gate, run_gate
 from chunkcache.model.loading import load_model
+from chunkcache.store.reports import decode_report
 from chunkcache.testing import TINY_FAMILIES
 
 LONGROPE = {
@@ -98,8 +99,8 @@ def test_what_is_no_number_fails(load_tiny: Callable[..., Any]) -> None:
 
 def test_a_report_comes_back_as_it_was_stored(load_tiny: Callable[..., Any]) -> None:
     report = run_gate(load_tiny("qwen3").runner)
-    assert read_report(msgspec.msgpack.encode(report)) == report
-    assert read_report(b"\x81\xa1x") is None
+    assert decode_report(msgspec.msgpack.encode(report), GateReport) == report
+    assert decode_report(b"\x81\xa1x", GateReport) is None
     older = msgspec.to_builtins(report)
     del older["rotation_difference"]
-    assert read_report(msgspec.msgpack.encode(older)) is None
+    assert decode_report(msgspec.msgpack.encode(older), GateReport) is None

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -23,17 +23,16 @@ from chunkcache_api.cli.options import (
 from chunkcache_api.cli.process_clock import seconds_since_process_start
 from chunkcache_api.cli.render import (
     answer_table,
-    comparison_line,
-    comparison_table,
     documents_table,
+    verification_line,
+    verification_table,
     warning_lines,
 )
 from chunkcache_api.cli.retrieval import make_retriever
 
 if TYPE_CHECKING:
     from chunkcache.chunk_cache import ChunkCache
-    from chunkcache.engine.stream import Finished
-    from chunkcache.planning import AskOptions, DocumentRef
+    from chunkcache.planning import DocumentRef
     from chunkcache.results import Answer
     from chunkcache.streaming import StreamingAnswer
 
@@ -101,6 +100,7 @@ def ask(
             policy_options=PolicyOptions(recompute_ratio=ratio),
             max_tokens=max_tokens,
             sampling=SamplingParams(temperature=temperature, seed=seed),
+            verify=compare,
         )
         with open_cache(
             store=store, model=model, preparation=preparation, codec=codec, system=system
@@ -109,9 +109,7 @@ def ask(
             documents = document_ids or _retrieve(cache, question, top_k or 0)
             with cache.stream(question, documents, options) as growing:
                 first_token_seconds = _write(growing, is_shown=not as_json)
-                answer = growing.answer()
-            if compare:
-                answer = _compared(cache, answer, growing.finished(), options)
+                answer = _verified(growing) if compare else growing.answer()
     process = ProcessTimes(opened.load_seconds, first_token_seconds)
     if as_json:
         print_json(answer.to_dict() | {"process": asdict(process)})
@@ -124,16 +122,9 @@ def _retrieve(cache: "ChunkCache", question: str, top_k: int) -> "Sequence[Docum
         return make_retriever(cache).retrieve(question, top_k)
 
 
-def _compared(
-    cache: "ChunkCache", answer: "Answer", fused: "Finished", options: "AskOptions"
-) -> "Answer":
-    from chunkcache.comparison import compare_answers
-
-    with (
-        messages.status("running the full prefill for comparison"),
-        cache.stream_full(fused, options) as full,
-    ):
-        return replace(answer, comparison=compare_answers(fused, full.finished()))
+def _verified(growing: "StreamingAnswer") -> "Answer":
+    with messages.status("running the full prefill for comparison"):
+        return growing.answer()
 
 
 def _write(growing: "StreamingAnswer", *, is_shown: bool) -> float:
@@ -166,7 +157,7 @@ def _explain(answer: "Answer", process: ProcessTimes) -> None:
         messages.print(documents_table(answer))
     for line in warning_lines(answer):
         say(line)
-    if answer.comparison is not None:
+    if answer.verification is not None:
         messages.print()
-        messages.print(comparison_table(answer))
-        say(comparison_line(answer))
+        messages.print(verification_table(answer))
+        say(verification_line(answer))

@@ -27,10 +27,9 @@ from chunkcache_api.cli.options import (
 )
 from chunkcache_api.cli.precache_run import run_precache
 from chunkcache_api.cli.render import (
-    comparison_line,
-    comparison_table,
     precache_table,
-    tokens_by_source,
+    verification_line,
+    verification_table,
     warning_lines,
 )
 from chunkcache_api.cli.stopping import StopRequest
@@ -107,15 +106,15 @@ def _precache(cache: "ChunkCache", *, as_json: bool) -> "PrecacheSummary":
 def _ask(cache: "ChunkCache", question: DemoQuestion, *, is_shown: bool) -> "Answer":
     with messages.status(question.question):
         answer = cache.answer(
-            question.question, question.document_ids, compare=True, max_tokens=ANSWER_TOKENS
+            question.question, question.document_ids, verify=True, max_tokens=ANSWER_TOKENS
         )
     if is_shown:
         results.print()
         results.print(
             f"{question.question} (expected: {question.gold})", style="bold", markup=False
         )
-        results.print(comparison_table(answer))
-        results.print(comparison_line(answer), markup=False, soft_wrap=True)
+        results.print(verification_table(answer))
+        results.print(verification_line(answer), markup=False, soft_wrap=True)
         for line in warning_lines(answer):
             say(line)
     return answer
@@ -134,23 +133,24 @@ def _body(summary: "PrecacheSummary", asked: list[tuple[DemoQuestion, "Answer"]]
 
 
 def _question_body(question: DemoQuestion, answer: "Answer") -> dict[str, Any]:
-    comparison = answer.comparison
-    assert comparison is not None
+    verification = answer.verification
+    assert verification is not None
     return {
         "question": question.question,
         "document_ids": list(question.document_ids),
         "fused_answer": answer.text,
-        "full_answer": comparison.full_text,
+        "full_answer": verification.full_answer,
         "gold": question.gold,
         "fused_ttft_ms": answer.report.timings.ttft_ms,
-        "full_ttft_ms": comparison.full_ttft_ms,
-        "speedup": comparison.speedup,
-        "tokens_by_source": tokens_by_source(answer),
-        "kl_first": comparison.kl_first,
-        "agree": comparison.agree,
+        "full_ttft_ms": verification.full_ttft_ms,
+        "speedup": answer.speedup,
+        "tokens_by_source": answer.report.account.by_source(),
+        "kl_first": verification.kl_first,
+        "mean_kl": verification.mean_kl,
+        "agreement": verification.agreement,
     }
 
 
 def _speedup(answer: "Answer") -> float:
-    assert answer.comparison is not None
-    return answer.comparison.speedup
+    assert answer.speedup is not None
+    return answer.speedup

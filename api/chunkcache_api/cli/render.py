@@ -14,18 +14,6 @@ if TYPE_CHECKING:
 MAX_FAILURES_SHOWN = 50
 
 
-def tokens_by_source(answer: "Answer") -> dict[str, int]:
-    """Prompt tokens by where they came from: a tier, or a run of the model. Sums to the prompt."""
-    from chunkcache.accounting import SOURCES
-
-    account = answer.report.account
-    by_tier = {str(tier): account.cached_tokens_by_source.get(tier, 0) for tier in SOURCES}
-    return by_tier | {
-        "recomputed": account.recomputed_tokens,
-        "computed": account.computed_tokens,
-    }
-
-
 def answer_table(answer: "Answer") -> Table:
     """What was reused for an answer, what was run, and how long it took."""
     report, table = answer.report, _facts()
@@ -80,10 +68,10 @@ def warning_lines(answer: "Answer") -> Iterator[str]:
         yield f"warning: {name}{warning.message} ({warning.code})"
 
 
-def comparison_table(answer: "Answer") -> Table:
+def verification_table(answer: "Answer") -> Table:
     """A fused answer beside the full prefill's answer to the same prompt."""
-    comparison, account = answer.comparison, answer.report.account
-    assert comparison is not None
+    verification, account = answer.verification, answer.report.account
+    assert verification is not None
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("")
     table.add_column("fused", overflow="fold", ratio=1)
@@ -96,22 +84,27 @@ def comparison_table(answer: "Answer") -> Table:
     table.add_row("  recomputed", f"{account.recomputed_tokens:,}", "")
     table.add_row("  computed", f"{account.computed_tokens:,}", prompt)
     ttft_ms = answer.report.timings.ttft_ms
-    table.add_row("first token", f"{ttft_ms:,.0f} ms", f"{comparison.full_ttft_ms:,.0f} ms")
-    table.add_row("answer", Text(printable(answer.text)), Text(printable(comparison.full_text)))
+    table.add_row("first token", f"{ttft_ms:,.0f} ms", f"{verification.full_ttft_ms:,.0f} ms")
+    full_answer = Text(printable(verification.full_answer))
+    table.add_row("answer", Text(printable(answer.text)), full_answer)
     return table
 
 
-def comparison_line(answer: "Answer") -> str:
-    """A comparison in one line."""
-    comparison = answer.comparison
-    assert comparison is not None
-    if comparison.agree:
+def verification_line(answer: "Answer") -> str:
+    """How close and how much faster an answer is, in one line."""
+    verification = answer.verification
+    assert verification is not None
+    if verification.agreement == 1.0:
         agreement = "same answer"
     else:
-        agreement = f"{comparison.agreement:.0%} of the answer's leading tokens are the same"
+        agreement = (
+            f"{verification.agreement:.0%} of the answer is the same "
+            f"(its first {verification.agreeing_tokens} tokens)"
+        )
     return (
-        f"first token {comparison.speedup:.1f} times faster; its KL divergence from the full "
-        f"prefill's {comparison.kl_first:.4f} nats; {agreement}"
+        f"first token {answer.speedup:.1f} times faster; its KL divergence from the full "
+        f"prefill's {verification.kl_first:.4f} nats, mean over the first tokens "
+        f"{verification.mean_kl:.4f}; {agreement}"
     )
 
 

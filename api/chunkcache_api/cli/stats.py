@@ -47,9 +47,10 @@ def store_stats(store: Path | None) -> dict[str, Any]:
     from chunkcache.catalog import Catalog
     from chunkcache.chunk_cache import DEFAULT_TENANT
     from chunkcache.identity import tenant_namespace
-    from chunkcache.model.gate import read_report
+    from chunkcache.model.gate import GateReport
     from chunkcache.settings import load_settings
     from chunkcache.store.environment import StoreEnvironment
+    from chunkcache.store.reports import load_reports
     from chunkcache.store.transaction import Database
 
     settings = load_settings(store=store)
@@ -63,6 +64,7 @@ def store_stats(store: Path | None) -> dict[str, Any]:
             num_chunks += sum(d.num_chunks for d in page)
             num_tokens += sum(d.num_tokens for d in page)
             page = catalog.list(after=page[-1].document_id, limit=_PAGE_DOCUMENTS)
+        reports = load_reports(env, "gate", GateReport)
         with env.read() as txn:
             return {
                 "store": str(env.path),
@@ -75,9 +77,5 @@ def store_stats(store: Path | None) -> dict[str, Any]:
                 "quarantined": txn.num_entries(Database.QUARANTINE),
                 "file_bytes": env.file_bytes,
                 "max_bytes": env.max_bytes,
-                "gate_reports": [
-                    msgspec.to_builtins(report)
-                    for _, data in txn.scan(Database.MANIFEST, b"gate/")
-                    if (report := read_report(data)) is not None
-                ],
+                "gate_reports": [msgspec.to_builtins(report) for report in reports],
             }

@@ -110,4 +110,5 @@ class QueryRequest(BaseModel):
             max_tokens=default if self.max_tokens is None else self.max_tokens,
             sampling=SamplingParams(self.temperature, self.top_p, seed=self.seed),
             on_miss=reuse.on_miss,
+            verify=reuse.verify,
         )

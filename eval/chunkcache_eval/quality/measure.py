@@ -7,7 +7,7 @@ Knows nothing of files.
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -17,13 +17,13 @@ from chunkcache.engine.request import GenerationJob
 from chunkcache.engine.sampling import SamplingParams
 from chunkcache.engine.stream import Finished
 from chunkcache.errors import ContextLengthExceededError, InvalidValueError
-from chunkcache.fusion.fidelity import kl_divergence, leading_agreement
+from chunkcache.fusion.fidelity import kl_divergence, leading_agreement, mean_kl
 from chunkcache.fusion.plan import FusionPlan
 from chunkcache.fusion.policies.registry import PolicyOptions
 from chunkcache.planning import AskOptions
 from chunkcache_eval.datasets.records import Passage, Question
 from chunkcache_eval.quality.arms import Arm
-from chunkcache_eval.quality.metrics import mean_kl, score_answer
+from chunkcache_eval.quality.metrics import score_answer
 from chunkcache_eval.quality.outcome import Outcome
 from chunkcache_eval.quality.prefix_cache import run_behind_prefix
 from chunkcache_eval.quality.row_order_mask import bottom_right_positions
@@ -129,7 +129,8 @@ class QuestionMeter:
     @cached_property
     def full(self) -> Finished:
         """The full prefill's greedy answer with its logits, run when first asked for."""
-        return self._generate(self._plan("full", PolicyOptions()), keeps_logits=True)
+        plan = self._plan("full", PolicyOptions())
+        return self._generate(plan, num_kept_logits=self._lengths.compared_tokens)
 
     @cached_property
     def ingest_cost(self) -> float:
@@ -199,8 +200,8 @@ class QuestionMeter:
         how = AskOptions(policy=policy, policy_options=options, max_tokens=1)
         return self._cache.plan(self._question.question, self._documents, how)
 
-    def _generate(self, plan: FusionPlan, *, keeps_logits: bool = False) -> Finished:
-        job = GenerationJob(plan, SamplingParams(), self._lengths.scored_tokens, keeps_logits)
+    def _generate(self, plan: FusionPlan, *, num_kept_logits: int = 0) -> Finished:
+        job = GenerationJob(plan, SamplingParams(), self._lengths.scored_tokens, num_kept_logits)
         return self._cache.runtime.engine.submit(job).result()
 
     def _fidelity(self, plan: FusionPlan, answer: Finished) -> _Fidelity:
@@ -208,7 +209,7 @@ class QuestionMeter:
         assert full.step_logits is not None
         num_tokens = self._lengths.compared_tokens
         # The end token's distribution counts too: one step more than the answer has tokens.
-        reference = full.step_logits[:num_tokens]
+        reference = full.step_logits
         logits = self._forced_logits(plan, full.token_ids[: len(reference) - 1])
         return _Fidelity(
             kl_first=kl_divergence(reference[0], logits[0]),
@@ -218,9 +219,5 @@ class QuestionMeter:
 
     def _forced_logits(self, plan: FusionPlan, answer_ids: Sequence[int]) -> torch.Tensor:
         """Logits ``[len(answer_ids) + 1, vocab]`` of an arm behind a given answer's tokens."""
-        parts = replace(plan.parts, answer_ids=tuple(answer_ids))
-        forced = replace(plan, parts=parts, layout=parts.layout())
-        done = self._cache.runtime.engine.submit(
-            GenerationJob(forced, SamplingParams(), 1)
-        ).result()
-        return torch.cat([done.first_logits[None], done.given_logits])
+        job = GenerationJob(plan.scoring(answer_ids), SamplingParams(), 1)
+        return self._cache.runtime.engine.submit(job).result().scored_logits

@@ -1,6 +1,6 @@
-"""Scores of one answer: against gold answers, and against the full prefill's distributions.
+"""Scores of one answer against gold answers.
 
-Knows strings and logits. Knows nothing of arms, data sets or runs.
+Knows strings. Knows nothing of arms, data sets or runs.
 """
 
 import re
@@ -8,10 +8,6 @@ import string
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import torch
-
-from chunkcache.fusion.fidelity import kl_divergence
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -81,15 +77,3 @@ def score_answer(
         return AnswerScore(sum(f1s) / len(f1s), float(is_exact), sum(contained) / len(gold_answers))
     is_exact = any(exact_match(answer, gold) for gold in gold_answers)
     return AnswerScore(max(f1s), float(is_exact), float(any(contained)))
-
-
-def mean_kl(reference_logits: torch.Tensor, other_logits: torch.Tensor) -> float:
-    """Mean of KL(reference || other) in nats over rows of logits.
-
-    Args:
-        reference_logits: ``[N, vocab]``, N at least 1.
-        other_logits: ``[N, vocab]``.
-    """
-    assert reference_logits.shape == other_logits.shape
-    rows = zip(reference_logits, other_logits, strict=True)
-    return sum(kl_divergence(a, b) for a, b in rows) / len(reference_logits)
