@@ -11,9 +11,10 @@ from fastapi import FastAPI
 from chunkcache.runtime import Runtime
 from chunkcache_api.body_limit import BodyLimit
 from chunkcache_api.error_responses import UnexpectedErrors, add_error_handlers
+from chunkcache_api.metrics import metrics_registry
 from chunkcache_api.request_id import RequestId
 from chunkcache_api.retrieval import RetrieverFactory
-from chunkcache_api.routes import documents, health, models, query
+from chunkcache_api.routes import documents, health, metrics, models, query
 from chunkcache_api.service import RuntimeFactory, ServiceState
 
 DEFAULT_MAX_BODY_BYTES: Final = 16 << 20
@@ -60,6 +61,7 @@ def create_app(
         redirect_slashes=False,
     )
     app.state.service = state
+    app.state.metrics = metrics_registry(state)
     add_error_handlers(app)
     app.add_middleware(UnexpectedErrors)
     app.add_middleware(
@@ -68,6 +70,6 @@ def create_app(
         lower_limits={query.PATH: query.MAX_BODY_BYTES},
     )
     app.add_middleware(RequestId)
-    for routes in (query, documents, models, health):
+    for routes in (query, documents, models, health, metrics):
         app.include_router(routes.router)
     return app

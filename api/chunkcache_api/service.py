@@ -132,6 +132,12 @@ class ServiceState:
             service.workers.close()
             self._close_runtime(service.cache.runtime)
 
+    @property
+    def open_service(self) -> Service | None:
+        """The service, while it is open."""
+        with self._lock:
+            return self._service
+
     def require(self) -> Service:
         """The open service.
 
