@@ -7,7 +7,7 @@ application has its own.
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import version
 from itertools import accumulate
-from typing import Final
+from typing import Final, TypeVar
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import (
@@ -25,6 +25,8 @@ from chunkcache.runtime import Runtime
 from chunkcache.serving_meter import HistogramCounts, ServingMeter, Stage
 from chunkcache.store.stack import TierStack
 from chunkcache_api.service import Service, ServiceState
+
+LabelT = TypeVar("LabelT", bound=str)
 
 _STAGE_METRICS: Final[dict[Stage, tuple[str, str]]] = {
     "queue": ("chunkcache_queue_seconds", "Waiting for the engine."),
@@ -129,7 +131,7 @@ def _engine(runtime: Runtime, model: str) -> Iterator[Metric]:
 
 def _tiers(stack: TierStack) -> Iterator[Metric]:
     stats = stack.stats()
-    lookups = CounterMetricFamily("chunkcache_lookups", "Lookups of entries.")
+    lookups = CounterMetricFamily("chunkcache_lookups", "Lookups of entries, by verifications too.")
     lookups.add_metric((), stats.lookups)
     yield lookups
     yield _counters("chunkcache_hits", "Lookups served from a tier.", "tier", stats.hits)
@@ -194,7 +196,7 @@ def _counter(name: str, text: str, value: int, model: str) -> Metric:
 
 
 def _counters(
-    name: str, text: str, label: str, values: Mapping[str, int], *, model: str | None = None
+    name: str, text: str, label: str, values: Mapping[LabelT, int], *, model: str | None = None
 ) -> Metric:
     common = {} if model is None else {"model": model}
     counters = CounterMetricFamily(name, text, labels=(*common, label))

@@ -63,7 +63,10 @@ def test_a_stream_tells_the_same_answer(client: httpx.Client) -> None:
 def test_verify_comes_with_the_end(client: httpx.Client) -> None:
     events, is_done = stream(client, chunkcache={"verify": True})
     assert is_done
-    assert events[-1]["response"]["chunkcache"]["verify"]["kl_first"] >= 0
+    verify = events[-1]["response"]["chunkcache"]["verify"]
+    assert verify["kl_first"] >= 0
+    exact = client.post("/v1/query", json=BODY | {"chunkcache": {"policy": "full"}}).json()
+    assert verify["full_answer"] == exact["answer"]
 
 
 @pytest.mark.parametrize(

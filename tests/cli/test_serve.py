@@ -35,7 +35,7 @@ def test_more_workers_are_not_offered(cli) -> None:
 
 
 def test_a_server_says_where_it_is_once_it_is_ready_and_ends_on_a_signal(start_cli) -> None:
-    process = start_cli("serve", "--port", "0", "--no-retriever", "--json")
+    process = start_cli("serve", "--port", "0", "--no-retriever", "--verify-rate", "1", "--json")
     assert process.stdout is not None
     lines = []
     while not lines or lines[-1].rstrip() != "}":
@@ -49,6 +49,7 @@ def test_a_server_says_where_it_is_once_it_is_ready_and_ends_on_a_signal(start_c
         assert put.status_code == 201
         query = {"query": "What is the PIN?", "document_ids": ["note"], "max_tokens": 4}
         assert client.post("/v1/query", json=query).json()["object"] == "chunkcache.answer"
+        assert "\nchunkcache_verify_sampled_total" in client.get("/metrics").text
     process.send_signal(signal.SIGTERM)
     stdout, stderr = process.communicate()
     assert process.returncode == 0, stderr

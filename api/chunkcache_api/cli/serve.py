@@ -38,9 +38,10 @@ HELP = help_text(
 
     One process serves one model. There are no API keys yet, so it listens on loopback addresses
     alone: whoever reaches it may read and delete every document. /readyz says when the model is
-    loaded; /openapi.json describes the routes.""",
+    loaded; /openapi.json describes the routes; /metrics is for Prometheus.""",
     "chunkcache serve",
     "chunkcache serve --port 9000 --store team.store",
+    "chunkcache serve --verify-rate 0.01",
     "chunkcache serve --host ::1 --no-retriever",
 )
 
@@ -57,6 +58,16 @@ def serve(
             "--retriever/--no-retriever", help="Load the embedder that finds documents for top_k."
         ),
     ] = True,
+    verify_rate: Annotated[
+        float | None,
+        typer.Option(
+            "--verify-rate",
+            envvar="CHUNKCACHE_VERIFY_RATE",
+            help="Share of the answers that are compared with the full prefill while nobody "
+            "waits, 0 to 1; /metrics shows how close they are.",
+            show_default="0",
+        ),
+    ] = None,
     store: StoreOption = None,
     model: ModelOption = None,
     policy: PolicyOption = None,
@@ -89,6 +100,7 @@ def serve(
             chunk_tokens=chunk_tokens,
             host_tier_bytes=host_tier_bytes,
             store_max_bytes=store_max_bytes,
+            verify_rate=verify_rate,
         )
         with _listening(host, port, as_json=as_json) as listener:
             url = _url(listener)
