@@ -7,6 +7,7 @@ from typing import get_args
 
 import pytest
 
+from chunkcache.fusion.place import place_entry
 from chunkcache.probing import Closeness
 from chunkcache.settings import load_settings
 from chunkcache.store import environment
@@ -107,6 +108,20 @@ def test_a_model_without_room_for_the_probe_is_a_problem(cli_json, model_dir) ->
     assert problem["code"] == "context_length_exceeded"
     assert "fidelity" in problem["message"]
     assert body["model"]["gate"]["passed"] is True
+
+
+def test_a_model_that_is_served_in_full_alone_is_a_problem(
+    cli, cli_json, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def backwards(sequence, entry, start: int) -> None:
+        place_entry(sequence, entry, start)
+        sequence.k_pages.neg_()
+
+    monkeypatch.setattr("chunkcache.model.gate.place_entry", backwards)
+    body = cli_json("doctor", "--fidelity", "skip", exit_code=1)
+    assert [p["code"] for p in body["problems"]] == ["model_full_only"]
+    assert body["model"]["gate"]["full_only"] is True
+    assert "full prefills alone" in cli("doctor", "--fidelity", "skip").stdout
 
 
 def test_a_store_that_is_nearly_full_is_a_problem(

@@ -9,6 +9,7 @@ from chunkcache import AskOptions
 from chunkcache.engine.request import GenerationJob
 from chunkcache.engine.sampling import SamplingParams
 from chunkcache.errors import ContextLengthExceededError
+from chunkcache.fusion.place import place_entry
 from chunkcache.probe_set import ProbeSet, built_in_probe_set
 from chunkcache.probing import FidelityReport, measure_fidelity, stored_fidelity
 from chunkcache.store.reports import load_report
@@ -95,6 +96,20 @@ def test_figures_are_of_the_settings_they_were_measured_with(
     assert measure_fidelity(other, probes=probes).fingerprint != report.fingerprint
     same = open_cache("three", min_fused_context_tokens=9_999, max_queued_requests=3).runtime
     assert measure_fidelity(same, probes=probes) == report, "what does not matter does not"
+
+
+def test_a_model_that_is_served_in_full_alone_is_measured_so(
+    open_cache: Callable[..., Any], probes: ProbeSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def backwards(sequence: Any, entry: Any, start: int) -> None:
+        place_entry(sequence, entry, start)
+        sequence.k_pages.neg_()
+
+    monkeypatch.setattr("chunkcache.model.gate.place_entry", backwards)
+    cache = open_cache()
+    assert cache.runtime.gate.full_only
+    report = measure_fidelity(cache.runtime, probes=probes)
+    assert (report.policy, report.closeness) == ("full", "exact")
 
 
 def test_requests_go_on_meanwhile(
