@@ -292,8 +292,6 @@ class Fusion:
             nonlocal recomputed, offset
             if offset is not None:
                 offset.apply(layer_rows)
-            if layer_rows.layer == selection.end_layer:
-                return torch.nonzero(~torch.isin(layer_rows.rows, recomputed)).flatten()
             if narrowing is None or layer_rows.layer != narrowing.layer:
                 return last(layer_rows)
             is_candidate = torch.isin(layer_rows.rows, recomputed)

@@ -72,17 +72,10 @@ class RowSelection:
     Attributes:
         chosen: bool ``[C]``: candidates that run from layer 0.
         narrowing: A later choice among them, if any.
-        end_layer: The layer at which the chosen end: its keys and values are renewed, what is
-            behind its projection does not run. None for the last one, where they all end.
     """
 
     chosen: torch.Tensor
     narrowing: Narrowing | None = None
-    end_layer: int | None = None
-
-    def __post_init__(self) -> None:
-        """One way to end early at a time."""
-        assert self.narrowing is None or self.end_layer is None
 
 
 @dataclass(frozen=True)
@@ -132,33 +125,6 @@ def check_ratio(ratio: float, param: str = "recompute_ratio") -> None:
     """
     if not 0.0 <= ratio <= 1.0:
         raise InvalidValueError(f"{param} {ratio} is not within 0 and 1", param=param)
-
-
-def check_depth(depth: float) -> None:
-    """A depth is above 0 and at most 1.
-
-    Raises:
-        InvalidValueError: It is not.
-    """
-    if not 0.0 < depth <= 1.0:
-        raise InvalidValueError(f"depth {depth} is not above 0 and at most 1", param="depth")
-
-
-def end_layer(depth: float, num_layers: int) -> int | None:
-    """The layer at which rows end that run through a share of the layers.
-
-    The keys and values of the last layers are read by the question's rows alone, and only there:
-    rows are better spent on more tokens (``docs/fidelity.md``).
-
-    Args:
-        depth: Above 0, at most 1; rounded half up to whole layers, at least one.
-        num_layers: Layers of the model.
-
-    Returns:
-        None where that is the last layer or beyond it: there they all end.
-    """
-    layer = max(1, int(depth * num_layers + 0.5))
-    return layer if layer < num_layers - 1 else None
 
 
 def rows_of_ratio(ratio: float, num_candidates: int) -> int:

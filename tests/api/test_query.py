@@ -59,10 +59,7 @@ def test_an_answer_says_where_every_token_came_from(client: httpx.Client, runtim
 
 def test_options_reach_the_policy(client: httpx.Client) -> None:
     body = ask(client, chunkcache={"policy": "query", "recompute_ratio": 0.4, "layers": "all"})
-    assert (
-        body.json()["chunkcache"]["policy"]
-        == "query(0.4, layers=all, sum, chunk_floor=0.5, depth=0.8)"
-    )
+    assert body.json()["chunkcache"]["policy"] == "query(0.4, layers=all, sum, chunk_floor=0.5)"
     options = {"policy": "shift", "recompute_ratio": 0.4, "per_chunk": True}
     shifted = ask(client, chunkcache=options).json()["chunkcache"]
     assert shifted["policy"] == "shift(0.4, layer=1, per=chunk)"

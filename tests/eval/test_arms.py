@@ -18,8 +18,8 @@ PUBLISHED = {
     "shift": "shift(0.25, layer=1, per=prompt)",
     "shift-per-chunk": "shift(0.25, layer=1, per=chunk)",
     "epic": "lego(4)",
-    "infoflow": "query(0.25, layers=9-11, l2, chunk_floor=0, depth=1)",
-    "prophetkv": "query(0.25, layers=all, sum, chunk_floor=0, depth=1)",
+    "infoflow": "query(0.25, layers=9-11, l2, chunk_floor=0)",
+    "prophetkv": "query(0.25, layers=all, sum, chunk_floor=0)",
 }
 
 

@@ -39,7 +39,6 @@ class ReuseOptions(BaseModel):
     aggregation: Literal["sum", "l2"] | None = None
     """How attention is summed (``query``)."""
     chunk_floor: Annotated[FiniteFloat, Field(ge=0.0, le=1.0)] | None = None
-    depth: Annotated[FiniteFloat, Field(gt=0.0, le=1.0)] | None = None
     """Share of the ratio that every chunk gets, whatever its attention (``query``, ``hybrid``)."""
     per_chunk: bool | None = None
     """Whether offsets are averaged chunk by chunk, not over the prompt (``shift``)."""
@@ -103,7 +102,6 @@ class QueryRequest(BaseModel):
                 layers=reuse.layers,
                 aggregation=reuse.aggregation,
                 chunk_floor=reuse.chunk_floor,
-                depth=reuse.depth,
                 per_chunk=reuse.per_chunk,
             ),
             system=self.system,

@@ -10,9 +10,7 @@ from chunkcache.fusion.policy import (
     Candidates,
     Policy,
     RowSelection,
-    check_depth,
     check_ratio,
-    end_layer,
     resolve_layers,
     rows_of_ratio,
     top,
@@ -30,14 +28,12 @@ class Hybrid(Policy):
             small for all of them takes the first token of every chunk before any second one.
         layers: Layers of the attention signal.
         chunk_floor: Share of the ratio that every chunk gets, its first tokens included.
-        depth: Share of the layers that the chosen rows run through.
     """
 
     ratio: float
     first_tokens: int = 4
     layers: str = "upper"
     chunk_floor: float = 0.5
-    depth: float = 0.8
 
     name: ClassVar[str] = "hybrid"
 
@@ -45,7 +41,6 @@ class Hybrid(Policy):
         """Check what can be checked without a model."""
         check_ratio(self.ratio)
         check_ratio(self.chunk_floor, "chunk_floor")
-        check_depth(self.depth)
         if self.first_tokens < 0:
             raise InvalidValueError("first_tokens is negative", param="first_tokens")
 
@@ -58,17 +53,15 @@ class Hybrid(Policy):
         num_rows = rows_of_ratio(self.ratio, candidates.num_candidates)
         offsets = candidates.offset_in_chunk
         is_first = offsets < self.first_tokens
-        if num_rows == candidates.num_candidates:
-            return RowSelection(torch.ones_like(is_first))
-        end = end_layer(self.depth, candidates.num_layers)
         if num_rows <= int(is_first.sum()):
             scores = torch.where(is_first, -offsets, -(1 << 40))
-            return RowSelection(top(scores, num_rows), end_layer=end)
+            return RowSelection(top(scores, num_rows))
         layers = resolve_layers(self.layers, candidates.num_layers)
+        if num_rows == candidates.num_candidates:
+            return RowSelection(torch.ones_like(is_first))
         scores = candidates.query_attention(layers, "sum").masked_fill(is_first, float("inf"))
         floor_ratio = self.chunk_floor * self.ratio
-        chosen = top_of_chunks(scores, candidates.chunk_of, num_rows, floor_ratio)
-        return RowSelection(chosen, end_layer=end)
+        return RowSelection(top_of_chunks(scores, candidates.chunk_of, num_rows, floor_ratio))
 
     @property
     def nominal_ratio(self) -> float:
@@ -78,5 +71,5 @@ class Hybrid(Policy):
     def __str__(self) -> str:
         return (
             f"hybrid({self.ratio:g}, first={self.first_tokens}, layers={self.layers}, "
-            f"chunk_floor={self.chunk_floor:g}, depth={self.depth:g})"
+            f"chunk_floor={self.chunk_floor:g})"
         )

@@ -16,9 +16,7 @@ from chunkcache.fusion.policy import (
     Candidates,
     Policy,
     RowSelection,
-    check_depth,
     check_ratio,
-    end_layer,
     resolve_layers,
     rows_of_ratio,
     top_of_chunks,
@@ -36,14 +34,12 @@ class Query(Policy):
             mean over heads.
         chunk_floor: Share of the ratio that every chunk gets, whatever its attention; 0 is the
             methods as published.
-        depth: Share of the layers that the chosen rows run through; 1 is the methods as published.
     """
 
     ratio: float
     layers: str = "upper"
     aggregation: Aggregation = "sum"
     chunk_floor: float = 0.5
-    depth: float = 0.8
 
     name: ClassVar[str] = "query"
 
@@ -51,7 +47,6 @@ class Query(Policy):
         """Check what can be checked without a model."""
         check_ratio(self.ratio)
         check_ratio(self.chunk_floor, "chunk_floor")
-        check_depth(self.depth)
         if self.aggregation not in ("sum", "l2"):
             raise InvalidValueError(
                 f"aggregation {self.aggregation!r} is not sum or l2", param="aggregation"
@@ -71,8 +66,7 @@ class Query(Policy):
             )
         scores = candidates.query_attention(layers, self.aggregation)
         floor_ratio = self.chunk_floor * self.ratio
-        chosen = top_of_chunks(scores, candidates.chunk_of, num_rows, floor_ratio)
-        return RowSelection(chosen, end_layer=end_layer(self.depth, candidates.num_layers))
+        return RowSelection(top_of_chunks(scores, candidates.chunk_of, num_rows, floor_ratio))
 
     @property
     def nominal_ratio(self) -> float:
@@ -82,5 +76,5 @@ class Query(Policy):
     def __str__(self) -> str:
         return (
             f"query({self.ratio:g}, layers={self.layers}, {self.aggregation}, "
-            f"chunk_floor={self.chunk_floor:g}, depth={self.depth:g})"
+            f"chunk_floor={self.chunk_floor:g})"
         )

@@ -25,7 +25,6 @@ class PolicyOptions:
         layers: Layers of the attention signal (``query``, ``hybrid``).
         aggregation: How attention is summed (``query``).
         chunk_floor: Share of the ratio that every chunk gets (``query``, ``hybrid``).
-        depth: Share of the layers that chosen rows run through (``query``, ``hybrid``).
         per_chunk: Whether offsets are averaged chunk by chunk (``shift``).
         seed: Seed of ``random``.
     """
@@ -35,7 +34,6 @@ class PolicyOptions:
     layers: str | None = None
     aggregation: Aggregation | None = None
     chunk_floor: float | None = None
-    depth: float | None = None
     per_chunk: bool | None = None
     seed: int | None = None
 
@@ -56,7 +54,6 @@ _BUILDERS: dict[str, tuple[Callable[..., Policy], dict[str, str]]] = {
             "layers": "layers",
             "aggregation": "aggregation",
             "chunk_floor": "chunk_floor",
-            "depth": "depth",
         },
     ),
     "hybrid": (
@@ -66,7 +63,6 @@ _BUILDERS: dict[str, tuple[Callable[..., Policy], dict[str, str]]] = {
             "first_tokens": "first_tokens",
             "layers": "layers",
             "chunk_floor": "chunk_floor",
-            "depth": "depth",
         },
     ),
     "shift": (Shift, {"recompute_ratio": "ratio", "per_chunk": "per_chunk"}),

@@ -106,13 +106,13 @@ METHODS: dict[str, Method] = {
     "epic": Method("lego", PolicyOptions(first_tokens=4), "EPIC, arXiv:2410.15332"),
     "infoflow": Method(
         "query",
-        PolicyOptions(aggregation="l2", chunk_floor=0.0, depth=1.0),
+        PolicyOptions(aggregation="l2", chunk_floor=0.0),
         "InfoFlow-KV, arXiv:2603.05353",
         "late layers",
     ),
     "prophetkv": Method(
         "query",
-        PolicyOptions(layers="all", aggregation="sum", chunk_floor=0.0, depth=1.0),
+        PolicyOptions(layers="all", aggregation="sum", chunk_floor=0.0),
         "ProphetKV, arXiv:2602.02579",
     ),
 }
