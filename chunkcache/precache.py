@@ -28,6 +28,7 @@ from chunkcache.ingest import DocumentIngest
 from chunkcache.neighbours import NeighbourFinder, NeighbourRecorder
 from chunkcache.results import ItemFailure, PrecacheSummary
 from chunkcache.splitting import TextFormat
+from chunkcache.store.page_cache import WrittenPages
 from chunkcache.text_files import TextFile
 
 
@@ -95,6 +96,7 @@ class PrecacheRun:
         self._ingest = ingest
         self._on_progress = on_progress
         self._should_stop = should_stop
+        self._written = WrittenPages(ingest.runtime.env)
         self._lock = threading.Lock()
         self._statuses: Counter[str] = Counter()
         self._failures: list[ItemFailure] = []
@@ -201,6 +203,7 @@ class PrecacheRun:
 
     def _prefill(self, document: Document) -> None:
         def count(num_tokens: int, num_rows: int) -> None:
+            self._written.drop()
             with self._lock:
                 self._prepared_chunks += 1
                 self._prefilled_chunks += 1

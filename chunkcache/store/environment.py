@@ -228,6 +228,12 @@ class StoreEnvironment:
         """Size of the data file, free pages included. It never shrinks."""
         return (self.path / "data.mdb").stat().st_size
 
+    @property
+    def used_file_bytes(self) -> int:
+        """Bytes up to the end of the last page in use."""
+        env = self._lmdb()
+        return (env.info()["last_pgno"] + 1) * env.stat()["psize"]
+
     def compact_to(self, target: Path) -> None:
         """Write a copy without free pages, as of now, into a new directory; others may write on.
 
