@@ -17,9 +17,6 @@ PreparationKind = Literal["alone", "sink", "system", "preamble", "neighbours"]
 
 MAX_NEIGHBOURS = 16
 
-PREAMBLE_VERSION = 1
-"""Raised when :data:`PREAMBLE_TEXT` changes; the text is in every key anyway."""
-
 PREAMBLE_TEXT = """\
 Tide tables for a small harbour
 
@@ -28,10 +25,7 @@ every day, two high waters and two low waters with their times and heights in me
 given in local winter time, so that an hour must be added while summer time is in force. Heights \
 are measured from the chart datum, the level below which the sea rarely falls. A strong wind from \
 the west can raise the water by thirty centimetres, and high air pressure can hold it down by as \
-much. Masters of vessels with a draught of more than three metres should leave a margin and ask \
-the office by radio on channel twelve before they enter. The small print at the foot of each page \
-explains the symbols: a circle marks the new moon, a star the full moon, and a dash a day on \
-which the lock stays closed.
+much.
 
 How the village library sorts its shelves
 
@@ -39,13 +33,13 @@ The library keeps its novels by the name of the author and its other books by su
 label on the spine shows the room: green for the garden room, blue for the reading room, and red \
 for the cellar, where the older volumes stand. Books may be kept for four weeks and renewed twice \
 unless somebody has asked for them. New members fill in a short form at the desk and receive a \
-card the same day; children need the signature of a parent. On Thursday evenings a reading circle \
-meets upstairs, and everybody is welcome to listen. Returned books are put on the trolley next to \
-the door, and a volunteer brings them back to their shelves before the library opens again in the \
-morning.
+card the same day; children need the signature of a parent.
 
 """
-"""Two passages about nothing that a corpus is likely to be about, written for this purpose."""
+"""Two passages about nothing that a corpus is likely to be about, written for this purpose.
+
+The text is in every key: with another one, nothing that is stored is found.
+"""
 
 
 @dataclass(frozen=True)
