@@ -63,17 +63,19 @@ def test_two_request_ids_are_replaced(client: httpx.Client) -> None:
 
 
 def test_equal_request_ids_do_not_collide(client: httpx.Client, handbook: str) -> None:
-    """A09."""
+    """A09. Answers are drawn, not greedy: a tiny model's greedy answers to two questions may agree."""
     both = threading.Barrier(2)
 
+    def body(question: str) -> dict[str, object]:
+        drawn = {"max_tokens": 20, "temperature": 1.0, "seed": 7}
+        return {"query": question, "document_ids": [handbook]} | drawn
+
     def ask(question: str) -> httpx.Response:
-        body = {"query": question, "document_ids": [handbook], "max_tokens": 20}
         both.wait()
-        return client.post("/v1/query", json=body, headers={"x-request-id": "a"})
+        return client.post("/v1/query", json=body(question), headers={"x-request-id": "a"})
 
     def ask_alone(question: str) -> dict:
-        body = {"query": question, "document_ids": [handbook], "max_tokens": 20}
-        return client.post("/v1/query", json=body).json()
+        return client.post("/v1/query", json=body(question)).json()
 
     questions = ["What is the code of door 1?", "Who keeps the key to the tower?"]
     with ThreadPoolExecutor(2) as threads:
