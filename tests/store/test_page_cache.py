@@ -44,3 +44,23 @@ def test_each_call_drops_what_was_added_since_the_last(
         assert ranges[-1][1] == env.used_file_bytes
         with env.read() as txn:
             assert {k: bytes(txn.get(Database.ENTRIES, k) or b"") for k in values} == values
+
+
+def test_a_filesystem_that_takes_no_advice_fails_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def refuse(file: int, start: int, length: int, advice: int) -> None:
+        asked.append(length)
+        raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr(os, "posix_fadvise", refuse)
+    with StoreEnvironment.open(tmp_path / "store", max_bytes=1 << 26) as env:
+        written = WrittenPages(env)
+        env.update(lambda txn: txn.put(Database.ENTRIES, b"key", b"v" * 300_000))
+        written.drop()
+        written.drop()
+        with env.read() as txn:
+            assert bytes(txn.get(Database.ENTRIES, b"key") or b"") == b"v" * 300_000
+    assert len(asked) == 1, "what was refused once is not asked for again"
