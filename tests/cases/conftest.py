@@ -161,3 +161,22 @@ def entry_bytes() -> Callable[[Any], dict[bytes, bytes]]:
             return {key: bytes(value) for key, value in txn.scan(Database.ENTRIES)}
 
     return read
+
+
+@pytest.fixture(scope="session")
+def library_answer() -> Callable[[Any, tuple[int, ...], int], tuple[int, ...]]:
+    """The library's own greedy answer to token ids, by an open cache's model."""
+
+    def generate(cache: Any, token_ids: tuple[int, ...], num_tokens: int) -> tuple[int, ...]:
+        ids = torch.tensor([token_ids])
+        model = cache.runtime.model.runner.hf_model
+        generated = model.generate(
+            ids,
+            max_new_tokens=num_tokens,
+            do_sample=False,
+            pad_token_id=0,
+            attention_mask=torch.ones_like(ids),
+        )
+        return tuple(generated[0, ids.shape[1] :].tolist())
+
+    return generate

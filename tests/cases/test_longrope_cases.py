@@ -4,12 +4,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 
 from chunkcache.planning import AskOptions
 
 Caches = Callable[..., Any]
 Benches = Callable[..., Any]
+LibraryAnswer = Callable[[Any, tuple[int, ...], int], tuple[int, ...]]
 
 
 def _longrope(original_length: int, length: int = 256) -> dict[str, Any]:
@@ -51,7 +51,9 @@ def test_R05_short_and_long_factors(
     _assert_exact(bench, bench.run(bench.plan(chunks, "full")))
 
 
-def test_R05_an_answer_that_crosses_the_switch(open_cache: Caches, model_dir: Any) -> None:
+def test_R05_an_answer_that_crosses_the_switch(
+    open_cache: Caches, model_dir: Any, library_answer: LibraryAnswer
+) -> None:
     """An exact answer equals the library's where the factors change in the middle of it."""
     text, question = "The light goes on at dusk.", "When?"
     probe = open_cache("probe")
@@ -62,12 +64,12 @@ def test_R05_an_answer_that_crosses_the_switch(open_cache: Caches, model_dir: An
     stream = cache.stream(question, ["note"], AskOptions(policy="full", max_tokens=12))
     answer = stream.answer()
     assert len(answer.token_ids) == 12
-    assert _generate(cache, stream.plan.layout.token_ids, 12) == answer.token_ids
+    assert library_answer(cache, stream.plan.layout.token_ids, 12) == answer.token_ids
 
 
 @pytest.mark.parametrize("policy", ["full", "none"])
 def test_R05_an_answer_that_crosses_the_switch_of_phi3(
-    open_cache: Caches, model_dir: Any, policy: str
+    open_cache: Caches, model_dir: Any, policy: str, library_answer: LibraryAnswer
 ) -> None:
     """Phi-3 runs everything again at the switch, as its library does, and the answer says so.
 
@@ -94,21 +96,7 @@ def test_R05_an_answer_that_crosses_the_switch_of_phi3(
     assert [w.code for w in answer.report.warnings] == ["rotation_switched"]
     prompt = stream.plan.layout.token_ids
     if policy == "full":
-        assert _generate(cache, prompt, 12) == answer.token_ids
+        assert library_answer(cache, prompt, 12) == answer.token_ids
     front = (*prompt, *answer.token_ids[:5])
     assert len(front) == original + 1
-    assert _generate(cache, front, 7) == answer.token_ids[5:]
-
-
-def _generate(cache: Any, token_ids: tuple[int, ...], num_tokens: int) -> tuple[int, ...]:
-    """The library's own greedy answer."""
-    ids = torch.tensor([token_ids])
-    model = cache.runtime.model.runner.hf_model
-    generated = model.generate(
-        ids,
-        max_new_tokens=num_tokens,
-        do_sample=False,
-        pad_token_id=0,
-        attention_mask=torch.ones_like(ids),
-    )
-    return tuple(generated[0, ids.shape[1] :].tolist())
+    assert library_answer(cache, front, 7) == answer.token_ids[5:]

@@ -23,6 +23,7 @@ from chunkcache.planning import AskOptions
 
 Caches = Callable[..., Any]
 Benches = Callable[..., Any]
+LibraryAnswer = Callable[[Any, tuple[int, ...], int], tuple[int, ...]]
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -131,20 +132,6 @@ def test_R04_rotation_that_depends_on_the_length(
     _assert_exact(bench, bench.run(bench.plan(chunks, "full", question=question)))
 
 
-def _generate(cache: Any, token_ids: tuple[int, ...], num_tokens: int) -> tuple[int, ...]:
-    """The library's own greedy answer."""
-    ids = torch.tensor([token_ids])
-    model = cache.runtime.model.runner.hf_model
-    generated = model.generate(
-        ids,
-        max_new_tokens=num_tokens,
-        do_sample=False,
-        pad_token_id=0,
-        attention_mask=torch.ones_like(ids),
-    )
-    return tuple(generated[0, ids.shape[1] :].tolist())
-
-
 @pytest.mark.parametrize("codec", ["int8", "fp8", "q8_0", "raw16", ""])
 def test_R08_storage_that_would_lose_bits_is_refused(open_cache: Caches, codec: str) -> None:
     """There is no quantised storage in this build: asking for it fails at start, by name.
@@ -250,7 +237,9 @@ def _question_for(cache: Any, num_prompt_tokens: int) -> str:
     return question
 
 
-def test_R11_the_last_position_of_the_context(open_cache: Caches, model_dir: Any) -> None:
+def test_R11_the_last_position_of_the_context(
+    open_cache: Caches, model_dir: Any, library_answer: LibraryAnswer
+) -> None:
     """A prompt may fill all positions but one; longer ones are refused before any work.
 
     Documented: the prompt and at least one answer token must fit, answers are cut to what is left.
@@ -278,14 +267,14 @@ def test_R11_the_last_position_of_the_context(open_cache: Caches, model_dir: Any
         answer = stream.answer()
         assert stream.plan.layout.num_tokens == limit - 1
         assert (answer.finish_reason, len(answer.token_ids)) == ("length", 1)
-    assert _generate(cache, stream.plan.layout.token_ids, 1) == answer.token_ids
+    assert library_answer(cache, stream.plan.layout.token_ids, 1) == answer.token_ids
 
     stream = cache.stream(
         _question_for(cache, limit - 12), ["note"], AskOptions(policy="full", max_tokens=64)
     )
     clipped = stream.answer()
     assert (clipped.finish_reason, len(clipped.token_ids)) == ("length", 12)
-    assert _generate(cache, stream.plan.layout.token_ids, 12) == clipped.token_ids
+    assert library_answer(cache, stream.plan.layout.token_ids, 12) == clipped.token_ids
 
 
 @pytest.mark.parametrize("policy", ["full", "hybrid"])
@@ -314,7 +303,7 @@ def test_R12_question_rows_know_their_positions(
 
 
 def test_R13_answers_of_unequal_length_side_by_side(
-    open_cache: Caches, passages: dict[str, str]
+    open_cache: Caches, passages: dict[str, str], library_answer: LibraryAnswer
 ) -> None:
     """A short and a long prompt that are decoded together answer as each does alone."""
     cache = open_cache()
@@ -329,4 +318,4 @@ def test_R13_answers_of_unequal_length_side_by_side(
     lengths = [s.plan.layout.num_tokens for s in streams]
     assert max(lengths) > 3 * min(lengths)
     for stream, token_ids in zip(streams, together, strict=True):
-        assert _generate(cache, stream.plan.layout.token_ids, 20) == token_ids
+        assert library_answer(cache, stream.plan.layout.token_ids, 20) == token_ids
