@@ -1,15 +1,16 @@
 """The CPU path of ``attend_rows`` and ``column_mass``.
 
-Rows go in blocks of ``BLOCK_ROWS``, the query heads of one KV head folded into rows so that one
-product serves them all. The keys that every row of a block sees are attended without a mask; the
-few between the block's first and last position go under a mask, and the two parts are joined by
-their log-sum-exp. A block reads only the keys between the lower end of its first row's window and
-the position of its last row, so keys that no row sees are never touched, which keeps whatever lies
-there (0 * NaN is NaN) out of the result. Rows that are the last keys in a row (a plain prefill, or
-one behind a prefix) need no mask of ours: one causal part, and one of what stands before. Keys in one run of slots are views; others are gathered
-once, into the same strides, so both give the same bits.
+Keys go in tiles that fit a core's cache, the query heads of one KV head folded into rows so that one
+product serves them all. The rows that see a whole tile attend it without a mask, all at once; the few
+whose own position, or whose window's lower end, lies within the tile go under a mask; what the tiles
+give is joined by log-sum-exp. A tile reaches no further than the last row sees, so keys that no row
+sees are never touched, which keeps whatever lies there (0 * NaN is NaN) out of the result. Rows that
+are the last keys in a row (a plain prefill, or one behind a prefix) need no mask of ours: one causal
+part, and one of what stands before. Keys in one run of slots are views; others are gathered once, into
+the same strides, so both give the same bits.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -19,10 +20,14 @@ from torch import Tensor
 from chunkcache_kernels.masks import masked_softmax, soft_capped, visible
 from chunkcache_kernels.paged import KeySlots
 
-BLOCK_ROWS = 128
-"""Rows that share one unmasked part: more rows make larger products, but more masked keys."""
+TILE_BYTES = 512 << 10
+"""Keys and values of one KV head in a tile: half of a core's second-level cache."""
+MIN_WHOLE_ROWS = 16
+"""Fewer rows that see a whole tile go under a mask with the others: one call less."""
 MASKED_ROWS = 64
 """Rows of one masked part (both measured: ``docs/experiments.md``)."""
+SCORE_ROWS = 128
+"""Largest number of rows whose scores are held at once where they must be held."""
 SCORE_ELEMENTS = 4 << 20
 """Largest number of scores held at once where they must be held."""
 
@@ -32,7 +37,7 @@ _attend_with_lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  #
 
 @dataclass(frozen=True)
 class _Part:
-    """Keys ``keys`` under a mask, for the rows ``rows`` of a block.
+    """Rows that attend some keys: all of them if there is no mask.
 
     ``mask`` is what is added to scores, 0 or minus infinity, ``[G * R, T]``: once for each of the
     G query heads of a KV head.
@@ -40,25 +45,16 @@ class _Part:
 
     rows: slice
     keys: slice
-    mask: Tensor
+    mask: Tensor | None
 
 
 @dataclass(frozen=True)
-class _Block:
-    """Rows ``rows``; all of them see the keys ``common``, each belongs to one of ``parts``."""
-
-    rows: slice
-    common: slice
-    parts: tuple[_Part, ...]
-
-
-@dataclass(frozen=True)
-class _RowBlocks:
-    """The blocks of some rows, for as long as the same rows are asked about."""
+class _RowParts:
+    """The parts of some rows, for as long as the same rows are asked about."""
 
     query_positions: Tensor
     dtype: torch.dtype
-    blocks: tuple[_Block, ...]
+    parts: tuple[_Part, ...]
 
 
 def attend_rows_cpu(
@@ -90,9 +86,15 @@ def attend_rows_cpu(
             attended = weights.to(q.dtype).flatten(1, 2) @ v[:, seen_keys]
             out[rows] = attended.reshape(q.shape[1], -1, q.shape[2]).transpose(0, 1)
         return out
-    for block in _blocks(keys, query_positions, window, q.dtype, grouped.shape[1]):
-        attended = _attend_block(grouped[:, :, block.rows], k, v, block, scale)
-        out[block.rows] = attended.flatten(0, 1).transpose(0, 1)
+    attended = torch.zeros_like(grouped, memory_format=torch.contiguous_format)
+    lse = torch.full(grouped.shape[:3], float("-inf"))
+    for part in _parts(keys, query_positions, window, q, grouped.shape[1]):
+        rows = part.rows
+        own, own_lse = _attend(
+            grouped[:, :, rows], k[:, part.keys], v[:, part.keys], part.mask, scale
+        )
+        _join(attended[:, :, rows], lse[:, :, rows], own, own_lse)
+    out.copy_(attended.flatten(0, 1).transpose(0, 1))
     return out
 
 
@@ -144,54 +146,49 @@ def _num_seen_by_a_tail(keys: KeySlots, query_positions: Tensor, window: int | N
     return num_seen if is_tail else 0
 
 
-def _blocks(
-    keys: KeySlots,
-    query_positions: Tensor,
-    window: int | None,
-    dtype: torch.dtype,
-    num_groups: int,
-) -> tuple[_Block, ...]:
-    """The blocks of some rows; made at a request's first layer, remembered for the others."""
-    name = f"row blocks, window {window}, {num_groups} heads"
+def _parts(
+    keys: KeySlots, query_positions: Tensor, window: int | None, q: Tensor, num_groups: int
+) -> tuple[_Part, ...]:
+    """The parts of some rows; made at a request's first layer, remembered for the others."""
+    name = f"row parts, window {window}, {num_groups} heads"
     known = keys.memo.get(name)
     if (
-        isinstance(known, _RowBlocks)
+        isinstance(known, _RowParts)
         and known.query_positions is query_positions
-        and known.dtype == dtype
+        and known.dtype == q.dtype
     ):
-        return known.blocks
-    blocks = tuple(_cut(keys, query_positions, window, dtype, num_groups))
-    keys.memo[name] = _RowBlocks(query_positions, dtype, blocks)
-    return blocks
+        return known.parts
+    parts = tuple(_cut(keys, query_positions, window, q, num_groups))
+    keys.memo[name] = _RowParts(query_positions, q.dtype, parts)
+    return parts
 
 
 def _cut(
-    keys: KeySlots,
-    query_positions: Tensor,
-    window: int | None,
-    dtype: torch.dtype,
-    num_groups: int,
-) -> Iterator[_Block]:
-    """Cut rows into blocks, with key ranges; blocks that see no key are left out."""
+    keys: KeySlots, query_positions: Tensor, window: int | None, q: Tensor, num_groups: int
+) -> Iterator[_Part]:
+    """Cut keys into tiles, and the rows that see a tile into those that see all of it and others."""
     lows, highs = _key_bounds(keys, query_positions, window)
-    num_rows = len(highs)
-    for first in range(0, num_rows, BLOCK_ROWS):
-        end = min(first + BLOCK_ROWS, num_rows)
-        low, high = lows[first], highs[end - 1]
-        if low >= high:
-            continue
-        # Keys that leave the window of a later row are masked with the rest. The last key that
-        # all see goes under the mask too, so that each row of a part sees a key there.
-        first_masked = low if window is not None else max(low, highs[first] - 1)
-        parts = []
-        for part in range(first, end, MASKED_ROWS):
-            part_end = min(part + MASKED_ROWS, end)
-            part_keys = slice(first_masked, highs[part_end - 1])
-            seen = visible(query_positions[part:part_end], keys.positions[part_keys], window)
-            mask = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, float("-inf"))
-            rows = slice(part - first, part_end - first)
-            parts.append(_Part(rows, part_keys, mask.repeat(num_groups, 1)))
-        yield _Block(slice(first, end), slice(low, first_masked), tuple(parts))
+    if not highs:
+        return
+    tile = max(MASKED_ROWS, TILE_BYTES // (2 * q.shape[2] * q.element_size()))
+    for start in range(lows[0], highs[-1], tile):
+        end = min(start + tile, highs[-1])
+        seeing = range(bisect_right(highs, start), bisect_left(lows, end))
+        whole = range(
+            max(bisect_left(highs, end), seeing.start), min(bisect_right(lows, start), seeing.stop)
+        )
+        if len(whole) < min(MIN_WHOLE_ROWS, len(seeing)):
+            whole = seeing[:0]
+        else:
+            yield _Part(slice(whole.start, whole.stop), slice(start, end), None)
+        for partial in (range(seeing.start, whole.start), range(whole.stop, seeing.stop)):
+            for first in partial[::MASKED_ROWS]:
+                last = min(first + MASKED_ROWS, partial.stop) - 1
+                rows = slice(first, last + 1)
+                seen_keys = slice(max(start, lows[first]), min(end, highs[last]))
+                seen = visible(query_positions[rows], keys.positions[seen_keys], window)
+                mask = torch.zeros(seen.shape, dtype=q.dtype).masked_fill_(~seen, float("-inf"))
+                yield _Part(rows, seen_keys, mask.repeat(num_groups, 1))
 
 
 def _score_slices(
@@ -200,7 +197,7 @@ def _score_slices(
     """Rows, and the keys that any of them may see, so few that their scores may be held."""
     lows, highs = _key_bounds(keys, query_positions, window)
     num_rows = len(highs)
-    step = max(1, min(BLOCK_ROWS, SCORE_ELEMENTS // max(1, num_heads * len(keys))))
+    step = max(1, min(SCORE_ROWS, SCORE_ELEMENTS // max(1, num_heads * len(keys))))
     for first in range(0, num_rows, step):
         end = min(first + step, num_rows)
         if lows[first] < highs[end - 1]:
@@ -218,20 +215,6 @@ def _key_bounds(
     return lows, highs
 
 
-def _attend_block(grouped: Tensor, k: Tensor, v: Tensor, block: _Block, scale: float) -> Tensor:
-    """Attend from a block's rows ``[Hkv, G, R, D]`` to its keys; the result likewise."""
-    masked = [
-        _attend(grouped[:, :, part.rows], k[:, part.keys], v[:, part.keys], part.mask, scale)
-        for part in block.parts
-    ]
-    out = torch.cat([part_out for part_out, _ in masked], dim=2)
-    if block.common.start == block.common.stop:
-        return out
-    lse = torch.cat([part_lse for _, part_lse in masked], dim=2)
-    common, common_lse = _attend(grouped, k[:, block.common], v[:, block.common], None, scale)
-    return _joined(common, common_lse, out, lse)
-
-
 def _attend_tail(grouped: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     """Attend from rows ``[Hkv, G, R, D]`` that are the last R of the keys; the result likewise."""
     num_groups, num_rows = grouped.shape[1:3]
@@ -245,14 +228,16 @@ def _attend_tail(grouped: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     if first == 0:
         return own
     own_lse = own_lse[0].unflatten(0, (-1, num_groups))
-    before, before_lse = _attend(grouped, k[:, :first], v[:, :first], None, scale)
-    return _joined(before, before_lse, own, own_lse)
+    own = own.contiguous()
+    _join(own, own_lse, *_attend(grouped, k[:, :first], v[:, :first], None, scale))
+    return own
 
 
-def _joined(a: Tensor, a_lse: Tensor, b: Tensor, b_lse: Tensor) -> Tensor:
-    """Attention over two sets of keys, from the attention over each."""
-    share = torch.sigmoid(b_lse - a_lse).to(b.dtype)
-    return torch.lerp(a, b, share[..., None])
+def _join(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> None:
+    """Make attention over some keys, in place, the attention over them and those of ``more``."""
+    share = torch.sigmoid(more_lse - lse).to(out.dtype)
+    out.lerp_(more, share[..., None])
+    torch.logaddexp(lse, more_lse, out=lse)
 
 
 def _attend(
