@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from chunkcache.engine.sampling import SamplingParams
     from chunkcache.errors import ChunkCacheError
     from chunkcache.fusion.policies.registry import PolicyOptions
-    from chunkcache.planning import AskOptions, DocumentRef
+    from chunkcache.loose_text import TextRef
+    from chunkcache.planning import AskOptions, ChatTurn, DocumentRef
     from chunkcache.precache import TextItem
     from chunkcache.results import (
         Answer,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Answer": "results",
     "AskOptions": "planning",
+    "ChatTurn": "planning",
     "ChunkCache": "chunk_cache",
     "ChunkCacheError": "errors",
     "DocumentRef": "planning",
@@ -39,12 +41,14 @@ _HOMES = {
     "Settings": "settings",
     "StreamingAnswer": "streaming",
     "TextItem": "precache",
+    "TextRef": "loose_text",
     "Verification": "results",
 }
 
 __all__ = [
     "Answer",
     "AskOptions",
+    "ChatTurn",
     "ChunkCache",
     "ChunkCacheError",
     "DocumentRef",
@@ -56,6 +60,7 @@ __all__ = [
     "Settings",
     "StreamingAnswer",
     "TextItem",
+    "TextRef",
     "Verification",
 ]
 

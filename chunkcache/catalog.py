@@ -187,6 +187,11 @@ class Catalog:
                 return
             after = batch[-1][0]
 
+    def held_chunks(self, chunk_ids: Iterable[ChunkId]) -> set[ChunkId]:
+        """Those of the chunks that a document holds, all as of one moment."""
+        with self._env.read() as txn:
+            return {c for c in chunk_ids if self._chunks.contains(txn, c)}
+
     def link_entry(self, key: ChunkKey, chunk_ids: Sequence[ChunkId]) -> bool:
         """Have an entry removed from disk with any of some chunks.
 

@@ -15,7 +15,7 @@ from chunkcache.errors import ChunkCacheError, DocumentNotFoundError, InvalidVal
 from chunkcache.fusion.plan import FusionPlan
 from chunkcache.ingest import DocumentIngest
 from chunkcache.neighbours import NeighbourFinder
-from chunkcache.planning import AskOptions, DocumentRef, PromptPlanner
+from chunkcache.planning import AskOptions, ChatTurn, ContextRef, PromptPlanner
 from chunkcache.precache import Item, OnProgress, PrecacheRun
 from chunkcache.results import Answer, IngestResult, PrecacheSummary, RemovalResult
 from chunkcache.runtime import Progress, Runtime
@@ -185,14 +185,14 @@ class ChunkCache:
     def stream(
         self,
         question: str,
-        documents: Sequence[str | DocumentRef],
+        documents: Sequence[ContextRef],
         options: AskOptions | None = None,
     ) -> StreamingAnswer:
         """Ask, and read the answer as it grows.
 
         Args:
             question: The question; it may be empty.
-            documents: Ids or references, in the order they should stand in the prompt.
+            documents: Ids, references or texts, in the order they should stand in the prompt.
             options: How.
 
         Raises:
@@ -205,10 +205,31 @@ class ChunkCache:
         plan = self.plan(question, documents, options)
         return self._start(plan, options)
 
+    def chat(self, turns: Sequence[ChatTurn], options: AskOptions | None = None) -> StreamingAnswer:
+        """Go on with a conversation, and read the answers as they grow.
+
+        Earlier replies are run again, so that an answer does not depend on what is still in
+        memory of the earlier turns.
+
+        Args:
+            turns: The messages with their documents and replies; the last has no reply.
+            options: How.
+
+        Raises:
+            DocumentNotFoundError: A document is not there.
+            ContextLengthExceededError: The prompt does not fit.
+            UnsupportedParameterError: The model's template takes one turn only, or the schema
+                cannot be used.
+            InvalidValueError: Another argument is not acceptable.
+            QueueFullError: Too many requests wait.
+        """
+        options = options or AskOptions()
+        return self._start(self.plan_chat(turns, options), options)
+
     def answer(
         self,
         question: str,
-        documents: Sequence[str | DocumentRef],
+        documents: Sequence[ContextRef],
         *,
         options: AskOptions | None = None,
         policy: str | None = None,
@@ -220,7 +241,7 @@ class ChunkCache:
 
         Args:
             question: The question.
-            documents: Ids or references, in prompt order.
+            documents: Ids, references or texts, in prompt order.
             options: How; the arguments below override it.
             policy: Recompute policy.
             recompute_ratio: Its ratio.
@@ -240,19 +261,34 @@ class ChunkCache:
         return self.stream(question, documents, options).answer()
 
     def plan(
-        self, question: str, documents: Sequence[str | DocumentRef], options: AskOptions
+        self, question: str, documents: Sequence[ContextRef], options: AskOptions
     ) -> FusionPlan:
         """What :meth:`stream` would do, without any model work. Errors as there."""
-        return self._planner.plan(question, documents, options)
+        return self._planner.plan([ChatTurn(question, documents)], options, "question")
+
+    def plan_chat(self, turns: Sequence[ChatTurn], options: AskOptions) -> FusionPlan:
+        """What :meth:`chat` would do, without any model work. Errors as there."""
+        if not turns or [t.reply is None for t in turns] != [False] * (len(turns) - 1) + [True]:
+            raise InvalidValueError("every turn but the last has a reply", param="messages")
+        return self._planner.plan(turns, options, "chat")
 
     def _start(self, plan: FusionPlan, options: AskOptions) -> StreamingAnswer:
         runtime = self.runtime
-        job = GenerationJob(plan, options.sampling, options.max_tokens)
+        schema = options.json_schema
+        job = GenerationJob(
+            plan,
+            options.sampling,
+            options.max_tokens,
+            num_answers=options.num_answers,
+            stop=options.stop,
+            num_top_logprobs=options.top_logprobs,
+            constraint=None if schema is None else runtime.json_constraints.compile(schema),
+        )
         answer_id = new_answer_id()
 
         def on_end(end: Finished | BaseException) -> None:
             runtime.meter.record(end)
-            if isinstance(end, Finished) and not options.verify:
+            if isinstance(end, Finished) and end.index == 0 and not options.verify:
                 runtime.verifier.offer(answer_id, job, end)
 
         try:

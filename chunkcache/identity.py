@@ -177,6 +177,8 @@ class EntryIdentity:
         behind: Chunks whose tokens stand in the prefix: an entry holds a trace of them, and goes
             when one of them does. The prefix names them already, so they are neither part of the
             key nor kept with the entry.
+        is_loose: Whether it is wanted for a text that is in no document: then RAM alone keeps the
+            entry. Neither part of the key nor kept with the entry.
     """
 
     model: ModelDigest
@@ -186,6 +188,7 @@ class EntryIdentity:
     codec: str
     token_ids: tuple[int, ...]
     behind: tuple[ChunkId, ...] = field(default=(), compare=False)
+    is_loose: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
         """An entry of no tokens would be a hit that does nothing."""

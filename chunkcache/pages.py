@@ -4,11 +4,14 @@ Interval map of one layer's slots (half open, ``S`` = page_tokens)::
 
     slot:   0        S        2S       3S   ...            num_pages * S
             [ page 0 )[ page 1 )[ page 2 )[ ...                          )
-    owner:  pool (free) | one PageLease (used)
+    owner:  pool (free) | PageLease (used); several where sequences begin alike
 
 A sequence of ``n`` tokens owns ``ceil(n / S)`` pages; its token ``t`` (which is also its position)
 lives at slot ``pages[t // S] * S + t % S``. Slots past the last token, and all slots of free
 pages, hold whatever was there before: readers must never look at them.
+
+Sequences that begin alike share the whole pages of their common tokens, which nobody writes to any
+more; the page on which they part is copied (:meth:`PagePool.branch`).
 """
 
 import threading
@@ -44,6 +47,12 @@ class PageLease:
         if not self._released:
             self._released = True
             self._pool.take_back(self.pages)
+
+    def hand_over(self) -> tuple[int, ...]:
+        """Give the pages to whoever takes the result; from now on :meth:`release` does nothing."""
+        assert not self._released, "pages were handed over after their release"
+        self._released = True
+        return self.pages
 
     def __enter__(self) -> "PageLease":
         return self
@@ -93,6 +102,7 @@ class PagePool:
         self.k = torch.empty(shape, dtype=dtype, device=device)
         self.v = torch.empty(shape, dtype=dtype, device=device)
         self._free = bytearray(b"\x01" * self.num_pages)
+        self._num_owners = [0] * self.num_pages
         self._lock = threading.Lock()
 
     @property
@@ -129,14 +139,43 @@ class PagePool:
                 pages = tuple(i for i, free in enumerate(self._free) if free)[:wanted]
             for page in pages:
                 self._free[page] = 0
+                self._num_owners[page] = 1
         return PageLease(self, pages, num_tokens)
 
+    def branch(
+        self, trunk: PageLease, own: PageLease, num_tokens: int, *, share: bool
+    ) -> PageLease:
+        """A sequence that begins as another does, and goes on in pages of its own.
+
+        What is not shared is copied; the common tokens are written already, and neither sequence
+        writes to them again. Only for the thread that writes to the pages.
+
+        Args:
+            trunk: The other sequence.
+            own: Free pages, at least for the tokens that are not shared; handed over.
+            num_tokens: Length of the common beginning.
+            share: Whether whole pages of it are shared; no where a sequence may yet be run again.
+        """
+        num_shared = num_tokens // self.page_tokens if share else 0
+        shared = trunk.pages[:num_shared]
+        with self._lock:
+            for page in shared:
+                self._num_owners[page] += 1
+        pages = shared + own.hand_over()
+        lease = PageLease(self, pages, len(pages) * self.page_tokens)
+        copied = slice(num_shared * self.page_tokens, num_tokens)
+        for tensor in (self.k, self.v):
+            flat = tensor.flatten(1, 2)
+            flat[:, lease.slots[copied]] = flat[:, trunk.slots[copied]]
+        return lease
+
     def take_back(self, pages: tuple[int, ...]) -> None:
-        """Mark pages free again; called by a lease, once."""
+        """Have one owner less for each page, and free those without any; called by a lease, once."""
         with self._lock:
             for page in pages:
-                assert not self._free[page], f"page {page} was given back twice"
-                self._free[page] = 1
+                assert self._num_owners[page] > 0, f"page {page} was given back twice"
+                self._num_owners[page] -= 1
+                self._free[page] = self._num_owners[page] == 0
 
     def check_integrity(self) -> None:
         """Assert that every page is free; for when nothing is in flight."""

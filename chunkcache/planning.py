@@ -2,21 +2,27 @@
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 from chunkcache.catalog import Catalog
 from chunkcache.documents import Document
 from chunkcache.engine.sampling import SamplingParams
 from chunkcache.entry_naming import EntryNames
 from chunkcache.errors import DocumentNotFoundError, InvalidValueError
-from chunkcache.fusion.layout import ChunkRef
+from chunkcache.fusion.layout import ChunkRef, PromptStyle, Turn
 from chunkcache.fusion.plan import FusionPlan, OnMiss, PromptParts, plan_fusion
 from chunkcache.fusion.policies.registry import PolicyOptions, make_policy
 from chunkcache.fusion.policy import Policy
+from chunkcache.loose_text import LooseTexts, TextRef
 from chunkcache.results import ReuseWarning
 from chunkcache.runtime import Runtime
 from chunkcache.splitting import format_of_fingerprint
+
+MAX_STOP_STRINGS: Final = 16
+MAX_STOP_CHARS: Final = 256
+MAX_TOP_LOGPROBS: Final = 20
 
 
 @dataclass(frozen=True)
@@ -32,6 +38,25 @@ class DocumentRef:
     chunk_indexes: tuple[int, ...] | None = None
 
 
+ContextRef = str | DocumentRef | TextRef
+"""What may stand in front of a message: a document by its id, some of its chunks, or a text."""
+
+
+@dataclass(frozen=True)
+class ChatTurn:
+    """A message of a user in a conversation.
+
+    Attributes:
+        text: The message; it may be empty.
+        documents: What stands in front of it, in order.
+        reply: What was answered; None for the last message, which is to be answered.
+    """
+
+    text: str
+    documents: Sequence[ContextRef] = ()
+    reply: str | None = None
+
+
 @dataclass(frozen=True)
 class AskOptions:
     """How a question is answered; fields of None take the settings' value.
@@ -44,6 +69,11 @@ class AskOptions:
         sampling: How tokens are drawn.
         on_miss: What to do about a chunk without an entry: ``prefill``, ``error`` or ``skip``.
         verify: Also run the full prefill on the same prompt, and say how close the answer is.
+        num_answers: Answers to draw behind one fusion.
+        stop: Strings that end an answer, and are not part of it.
+        top_logprobs: How many of the likeliest tokens come with each token; None asks for no log
+            probabilities.
+        json_schema: Answers are JSON of this schema.
     """
 
     policy: str | None = None
@@ -53,6 +83,33 @@ class AskOptions:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     on_miss: OnMiss = "prefill"
     verify: bool = False
+    num_answers: int = 1
+    stop: tuple[str, ...] = ()
+    top_logprobs: int | None = None
+    json_schema: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        """Check ranges.
+
+        Raises:
+            InvalidValueError: A field is out of range, or two do not go together.
+        """
+        if self.num_answers < 1:
+            raise InvalidValueError("n is less than 1", param="n")
+        if self.num_answers > 1 and self.verify:
+            raise InvalidValueError("one answer can be verified, not several", param="verify")
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise InvalidValueError(
+                f"{len(self.stop)} stop strings, over {MAX_STOP_STRINGS}", param="stop"
+            )
+        if not all(0 < len(s) <= MAX_STOP_CHARS for s in self.stop):
+            raise InvalidValueError(
+                f"a stop string has 1 to {MAX_STOP_CHARS} characters", param="stop"
+            )
+        if self.top_logprobs is not None and not 0 <= self.top_logprobs <= MAX_TOP_LOGPROBS:
+            raise InvalidValueError(
+                f"top_logprobs is not within 0 and {MAX_TOP_LOGPROBS}", param="top_logprobs"
+            )
 
 
 class PromptPlanner:
@@ -70,16 +127,21 @@ class PromptPlanner:
         self._runtime = runtime
         self._catalog = catalog
         self.names = EntryNames(runtime, catalog)
+        self._loose = LooseTexts(runtime, catalog)
 
     def plan(
-        self, question: str, documents: Sequence[str | DocumentRef], options: AskOptions
+        self, turns: Sequence[ChatTurn], options: AskOptions, style: PromptStyle
     ) -> FusionPlan:
-        """What a question would run, without any model work. Errors as in ``ChunkCache.stream``."""
+        """What a conversation would run, without any model work; a question is one turn.
+
+        Errors as in ``ChunkCache.stream`` and ``ChunkCache.chat``.
+        """
         runtime = self._runtime
         settings = runtime.settings
-        if len(documents) > settings.max_documents_per_request:
+        num_documents = sum(len(t.documents) for t in turns)
+        if num_documents > settings.max_documents_per_request:
             raise InvalidValueError(
-                f"{len(documents)} documents, over {settings.max_documents_per_request}",
+                f"{num_documents} documents, over {settings.max_documents_per_request}",
                 param="document_ids",
             )
         if options.max_tokens > settings.max_answer_tokens:
@@ -90,14 +152,18 @@ class PromptPlanner:
         policy = make_policy(
             options.policy or settings.policy, options.policy_options, settings.recompute_ratio
         )
-        system_ids = self.system_ids(options.system)
-        groups, warnings = self._chunk_groups(documents)
-        parts = PromptParts(
-            runtime.model.template,
-            system_ids,
-            groups,
-            runtime.model.tokenizer.encode_content(_checked_question(question)),
+        groups, warnings = self._chunk_groups([t.documents for t in turns])
+        encode = runtime.model.tokenizer.encode_content
+        laid_out = tuple(
+            Turn(
+                documents,
+                encode(_checked_text(turn.text)),
+                None if turn.reply is None else encode(_checked_text(turn.reply)),
+            )
+            for turn, documents in zip(turns, groups, strict=True)
         )
+        system_ids = self.system_ids(options.system)
+        parts = PromptParts(runtime.model.template, system_ids, laid_out, style)
         plan = self.plan_parts(parts, policy, options)
         runtime.engine.check_fits(plan.layout.num_tokens)
         return replace(plan, warnings=plan.warnings + warnings)
@@ -110,10 +176,11 @@ class PromptPlanner:
         """
         runtime = self._runtime
         policy.check(runtime.model.runner.spec.num_layers)
-        chunks = [c.token_ids for g in parts.documents for c in g]
+        chunks = parts.chunks
+        identities = self.names.identities([c.token_ids for c in chunks], parts.system_ids)
         plan = plan_fusion(
             parts,
-            self.names.identities(chunks, parts.system_ids),
+            [replace(i, is_loose=c.is_loose) for i, c in zip(identities, chunks, strict=True)],
             policy,
             preparation=str(runtime.preparation),
             reuse_is_lossless=runtime.reuse_is_lossless,
@@ -128,28 +195,35 @@ class PromptPlanner:
         return self._runtime.model.tokenizer.encode_content(text)
 
     def _chunk_groups(
-        self, documents: Sequence[str | DocumentRef]
-    ) -> tuple[tuple[tuple[ChunkRef, ...], ...], tuple[ReuseWarning, ...]]:
-        """Chunks in prompt order; each group is a stretch of adjacent chunks of one document."""
-        refs = [DocumentRef(d) if isinstance(d, str) else d for d in documents]
-        found = self._catalog.get_many({r.document_id for r in refs})
+        self, context: Sequence[Sequence[ContextRef]]
+    ) -> tuple[list[tuple[tuple[ChunkRef, ...], ...]], tuple[ReuseWarning, ...]]:
+        """Per turn its chunks in prompt order, in stretches of adjacent chunks of one document."""
+        wanted = [[DocumentRef(r) if isinstance(r, str) else r for r in refs] for refs in context]
+        ids = {r.document_id for refs in wanted for r in refs if isinstance(r, DocumentRef)}
+        found = self._catalog.get_many(ids)
         warnings: dict[str, ReuseWarning] = {}
-        groups: list[tuple[ChunkRef, ...]] = []
-        for ref in refs:
-            document = found.get(ref.document_id)
-            if document is None:
-                raise DocumentNotFoundError(
-                    f"there is no document {ref.document_id!r}", param="document_ids"
-                )
-            if document.tokenizer != self._runtime.model.tokenizer.digest:
-                document = found[ref.document_id] = self._cut_again(document)
-                warnings[ref.document_id] = ReuseWarning(
-                    "tokenizer_changed",
-                    "was cut again: it had been cut with another tokenizer",
-                    ref.document_id,
-                )
-            groups += _adjacent(document, ref.chunk_indexes)
-        return tuple(groups), tuple(warnings.values())
+        turns = []
+        for refs in wanted:
+            groups: list[tuple[ChunkRef, ...]] = []
+            for ref in refs:
+                if isinstance(ref, TextRef):
+                    groups.append(self._loose.chunks(ref))
+                    continue
+                document = found.get(ref.document_id)
+                if document is None:
+                    raise DocumentNotFoundError(
+                        f"there is no document {ref.document_id!r}", param="document_ids"
+                    )
+                if document.tokenizer != self._runtime.model.tokenizer.digest:
+                    document = found[ref.document_id] = self._cut_again(document)
+                    warnings[ref.document_id] = ReuseWarning(
+                        "tokenizer_changed",
+                        "was cut again: it had been cut with another tokenizer",
+                        ref.document_id,
+                    )
+                groups += _adjacent(document, ref.chunk_indexes)
+            turns.append(tuple(groups))
+        return turns, tuple(warnings.values())
 
     def _cut_again(self, document: Document) -> Document:
         runtime = self._runtime
@@ -208,9 +282,9 @@ def _adjacent(
     return [tuple(g) for g in groups]
 
 
-def _checked_question(question: str) -> str:
+def _checked_text(text: str) -> str:
     try:
-        question.encode("utf-8")
+        text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise InvalidValueError("the question is not valid Unicode", param="query") from error
-    return question
+    return text

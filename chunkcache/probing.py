@@ -19,7 +19,7 @@ from chunkcache.engine.request import GenerationJob
 from chunkcache.engine.sampling import SamplingParams
 from chunkcache.engine.solo import SoloRunner
 from chunkcache.errors import ContextLengthExceededError
-from chunkcache.fusion.layout import ChunkRef
+from chunkcache.fusion.layout import ChunkRef, Turn
 from chunkcache.fusion.plan import FusionPlan, PromptParts
 from chunkcache.fusion.policies.registry import PolicyOptions, make_policy
 from chunkcache.fusion.policy import Policy
@@ -199,18 +199,15 @@ class _ProbeRun:
     ) -> FusionPlan:
         runtime = self._runtime
         splitter, tokenizer = runtime.splitter, runtime.model.tokenizer
-        parts = PromptParts(
-            runtime.model.template,
-            planner.system_ids(None),
+        documents = tuple(
             tuple(
-                tuple(
-                    ChunkRef(name, index, chunk.token_ids)
-                    for index, chunk in enumerate(splitter.split(text, _NAMESPACE, "text"))
-                )
-                for name, text in passages
-            ),
-            tokenizer.encode_content(question),
+                ChunkRef(name, index, chunk.token_ids)
+                for index, chunk in enumerate(splitter.split(text, _NAMESPACE, "text"))
+            )
+            for name, text in passages
         )
+        turn = Turn(documents, tokenizer.encode_content(question))
+        parts = PromptParts(runtime.model.template, planner.system_ids(None), (turn,))
         plan = planner.plan_parts(parts, self._policy, AskOptions())
         if runtime.limits.full_only:
             return plan

@@ -1,5 +1,6 @@
 """What callers get back: typed values with one JSON form each."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -103,6 +104,21 @@ class FusionReport:
 
 
 @dataclass(frozen=True)
+class TokenLogprob:
+    """One token of an answer and what else might have stood there.
+
+    Attributes:
+        token_id: The token.
+        logprob: Natural logarithm of its probability under the model, at temperature 1.
+        top: The most likely tokens with theirs, the likeliest first; ties go to the lower id.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
 class Citation:
     """A document that was in the prompt, as the answer's possible source."""
 
@@ -154,6 +170,7 @@ class Answer:
         report: What was reused and what was run.
         citations: The documents in the prompt.
         verification: How close it is to the full prefill's answer, when asked for.
+        logprobs: Of its tokens, when asked for.
     """
 
     id: str
@@ -164,6 +181,7 @@ class Answer:
     report: FusionReport
     citations: tuple[Citation, ...]
     verification: Verification | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
 
     @property
     def speedup(self) -> float | None:
@@ -175,17 +193,10 @@ class Answer:
     @property
     def usage(self) -> dict[str, Any]:
         """Token usage under OpenAI's names, with the reuse details of ours."""
-        account = self.report.account
-        return {
-            "prompt_tokens": account.prompt_tokens,
-            "completion_tokens": len(self.token_ids),
-            "total_tokens": account.prompt_tokens + len(self.token_ids),
-            "prompt_tokens_details": account.details(),
-        }
+        return usage_of([self])
 
     def to_dict(self) -> dict[str, Any]:
         """The body of ``POST /v1/query``."""
-        report = self.report
         return {
             "id": self.id,
             "object": "chunkcache.answer",
@@ -194,19 +205,36 @@ class Answer:
             "finish_reason": self.finish_reason,
             "citations": [asdict(c) for c in self.citations],
             "usage": self.usage,
-            "chunkcache": {
-                "exact": report.exact,
-                "policy": report.policy,
-                "requested_policy": report.requested_policy,
-                "preparation": report.preparation,
-                "nominal_ratio": report.nominal_ratio,
-                "charged_ratio": round(report.charged_ratio, 4),
-                "documents": [_rounded(asdict(d)) for d in report.documents],
-                "timings": _rounded(asdict(report.timings)),
-                "warnings": [asdict(w) for w in report.warnings],
-                "verify": None if self.verification is None else self.verification.to_dict(),
-            },
+            "chunkcache": self.reuse(),
         }
+
+    def reuse(self) -> dict[str, Any]:
+        """What was reused and what was run: the block ``chunkcache`` of a response."""
+        report = self.report
+        return {
+            "exact": report.exact,
+            "policy": report.policy,
+            "requested_policy": report.requested_policy,
+            "preparation": report.preparation,
+            "nominal_ratio": report.nominal_ratio,
+            "charged_ratio": round(report.charged_ratio, 4),
+            "documents": [_rounded(asdict(d)) for d in report.documents],
+            "timings": _rounded(asdict(report.timings)),
+            "warnings": [asdict(w) for w in report.warnings],
+            "verify": None if self.verification is None else self.verification.to_dict(),
+        }
+
+
+def usage_of(answers: Sequence[Answer]) -> dict[str, Any]:
+    """Token usage of the answers to one prompt, which counts once."""
+    account = answers[0].report.account
+    num_tokens = sum(len(a.token_ids) for a in answers)
+    return {
+        "prompt_tokens": account.prompt_tokens,
+        "completion_tokens": num_tokens,
+        "total_tokens": account.prompt_tokens + num_tokens,
+        "prompt_tokens_details": account.details(),
+    }
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from types import TracebackType
 from chunkcache.background_verification import BackgroundVerifier
 from chunkcache.catalog import Catalog
 from chunkcache.codecs import Codec, codec_by_name
+from chunkcache.engine.constraint import JsonConstraints
 from chunkcache.engine.engine import Engine
 from chunkcache.entry import Entry
 from chunkcache.errors import InvalidValueError
@@ -46,6 +47,7 @@ class Runtime:
         stack: Entries in all tiers.
         pool: Pages of the requests in flight.
         engine: The model's thread.
+        json_constraints: Keeps answers to JSON.
         meter: What was served.
         verifier: Verifies a share of what was served, when the engine is idle.
         codec: How entries are kept.
@@ -98,6 +100,9 @@ class Runtime:
             ).get,
             tile_rows=settings.decode_tile_rows,
             max_queued=settings.max_queued_requests,
+        )
+        self.json_constraints = JsonConstraints(
+            model.tokenizer, runner.spec.vocab_size, runner.eos_token_ids
         )
         self.meter = ServingMeter()
         self.verifier = BackgroundVerifier(self.engine, settings.verify_rate)

@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 from chunkcache.engine.stream import Finished
 from chunkcache.errors import ChunkCacheError
-from chunkcache.results import Timings
+from chunkcache.results import FusionReport, Timings
 
 Stage = Literal["queue", "load", "fuse", "first_token", "inter_token", "decode"]
 """What is timed: waiting; loading entries, missing ones prefilled; placing, probing and
@@ -111,11 +111,16 @@ class ServingMeter:
         }
 
     def record(self, end: Finished | BaseException) -> None:
-        """Count a request's end, or its refusal."""
+        """Count an answer's end, or a request's refusal.
+
+        The prompt, and the request itself, count with the first of its answers.
+        """
         with self._lock:
             if isinstance(end, Finished):
-                self._outcomes[end.finish_reason] += 1
                 self._record_answer(end)
+                if end.index == 0:
+                    self._outcomes[end.finish_reason] += 1
+                    self._record_prompt(end.report)
             else:
                 is_ours = isinstance(end, ChunkCacheError)
                 self._outcomes[end.code if is_ours else ChunkCacheError.code] += 1
@@ -134,16 +139,17 @@ class ServingMeter:
             )
 
     def _record_answer(self, finished: Finished) -> None:
-        report = finished.report
+        self._answer_tokens += len(finished.token_ids)
+        for gap_ms in finished.gaps_ms:
+            self._seconds["inter_token"].observe(gap_ms / 1e3)
+
+    def _record_prompt(self, report: FusionReport) -> None:
         self._prompt_tokens.update(report.account.by_source())
         self._exact_prefix_tokens += report.account.exact_prefix_tokens
         self._fused_tokens += report.account.fused_tokens
-        self._answer_tokens += len(finished.token_ids)
         self._fallbacks.update(warning.code for warning in report.warnings)
         for stage, spent_ms in _stages_ms(report.timings).items():
             self._seconds[stage].observe(spent_ms / 1e3)
-        for gap_ms in finished.gaps_ms:
-            self._seconds["inter_token"].observe(gap_ms / 1e3)
 
 
 def _stages_ms(timings: Timings) -> dict[Stage, float]:

@@ -7,7 +7,7 @@ from functools import partial
 
 from chunkcache.engine.engine import Engine
 from chunkcache.engine.request import GenerationJob
-from chunkcache.engine.stream import AnswerStream, Finished
+from chunkcache.engine.stream import AnswerStream, Finished, TextDelta
 from chunkcache.fusion.plan import FusionPlan
 from chunkcache.results import Answer, Citation, Verification
 from chunkcache.verification import verification_jobs
@@ -78,8 +78,16 @@ class StreamingAnswer:
             current = self._current
         current.cancel()
 
+    def events(self) -> Iterator[tuple[int, TextDelta | Finished]]:
+        """What has not been read yet of every answer, with its index, until all have ended.
+
+        Raises:
+            ChunkCacheError: The request failed, or was cancelled.
+        """
+        return self._stream.events()
+
     def finished(self) -> Finished:
-        """Wait for the answer's end, without its verification.
+        """Wait for the only answer's end, without its verification.
 
         Raises:
             ChunkCacheError: The request failed, or was cancelled.
@@ -87,16 +95,24 @@ class StreamingAnswer:
         return self._stream.result()
 
     def answer(self) -> Answer:
-        """Wait for the end, as an :class:`~chunkcache.results.Answer`.
+        """Wait for the end of the only answer, as an :class:`~chunkcache.results.Answer`.
 
         Where verification was asked for, this is where the full prefill runs.
 
         Raises:
             ChunkCacheError: The request or its verification failed, or was cancelled.
         """
-        finished = self.finished()
+        (answer,) = self.answers()
+        return answer
+
+    def answers(self) -> tuple[Answer, ...]:
+        """Wait for the end of every answer. Otherwise as :meth:`answer`."""
+        ends = self._stream.results()
         if self._verify_on is not None and self._verification is None:
-            self._verification = self._verify(finished, self._verify_on)
+            self._verification = self._verify(ends[0], self._verify_on)
+        return tuple(self._answer_of(end) for end in ends)
+
+    def _answer_of(self, finished: Finished) -> Answer:
         return Answer(
             id=self.id,
             model=self._model,
@@ -106,6 +122,7 @@ class StreamingAnswer:
             report=finished.report,
             citations=_citations(self.plan),
             verification=self._verification,
+            logprobs=finished.logprobs,
         )
 
     def _verify(self, finished: Finished, engine: Engine) -> Verification:

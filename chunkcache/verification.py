@@ -35,7 +35,7 @@ def verification_jobs(job: GenerationJob, fused: Finished) -> VerificationJobs:
         fused: Its answer.
     """
     plan = job.plan.over(fused.parts)
-    full = yield replace(job, plan=plan.in_full(), num_kept_logits=COMPARED_TOKENS)
+    full = yield replace(job.alone(), plan=plan.in_full(), num_kept_logits=COMPARED_TOKENS)
     reference = full.step_logits
     assert reference is not None
     # Where the end token is among the compared steps, there is one step more than tokens.

@@ -15,7 +15,7 @@ from chunkcache.chunk_cache import ChunkCache
 from chunkcache.codecs import codec_by_name
 from chunkcache.fusion.cost import CostMeter
 from chunkcache.fusion.fuse import Fusion, FusionOutcome
-from chunkcache.fusion.layout import ChunkRef, Layout, prompt_prefix_ids
+from chunkcache.fusion.layout import ChunkRef, Layout, Turn, prompt_prefix_ids
 from chunkcache.fusion.plan import FusionLimits, FusionPlan, PromptParts, plan_fusion
 from chunkcache.fusion.policies.registry import PolicyOptions, make_policy
 from chunkcache.fusion.policy import Policy
@@ -127,12 +127,8 @@ class Bench:
         if isinstance(policy, str):
             policy = make_policy(policy, PolicyOptions(**options), 0.25)
         system_ids = model.tokenizer.encode_content("Be brief.")
-        parts = PromptParts(
-            model.template,
-            system_ids,
-            tuple((ChunkRef(f"doc-{i}", 0, ids),) for i, ids in enumerate(chunks)),
-            question,
-        )
+        documents = tuple((ChunkRef(f"doc-{i}", 0, ids),) for i, ids in enumerate(chunks))
+        parts = PromptParts(model.template, system_ids, (Turn(documents, question),))
         prepared = Preparation.parse(preparation)
         prefix_ids = prepared.prefix_ids(
             model.template,

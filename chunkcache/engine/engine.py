@@ -34,7 +34,7 @@ from chunkcache.fusion.fuse import LoadEntry
 from chunkcache.fusion.template_entries import LoadTemplate
 from chunkcache.model.runner import ModelRunner
 from chunkcache.model.tokenising import TextTokenizer
-from chunkcache.pages import PagePool
+from chunkcache.pages import PageLease, PagePool
 
 MAX_IDLE_WORK: Final = 32
 """Pieces of work that may wait for an idle engine."""
@@ -97,8 +97,9 @@ class Engine:
     @property
     def num_queued_requests(self) -> int:
         """Open requests that wait for the engine."""
-        num_begun = len(self._decoding) + (self._fusing is not None)
-        return max(0, self.num_open_requests - num_begun)
+        fusing = self._fusing
+        begun = {id(r.stream) for r in [*self._decoding, *([] if fusing is None else [fusing])]}
+        return max(0, self.num_open_requests - len(begun))
 
     @property
     def idle_counts(self) -> IdleCounts:
@@ -131,19 +132,29 @@ class Engine:
             ContextLengthExceededError: It can never fit.
             QueueFullError: Too many requests wait.
             DrainingError: The engine is stopping.
-            InvalidValueError: ``max_tokens`` is less than 1.
+            InvalidValueError: ``max_tokens`` is less than 1, or more answers are asked for than
+                grow at once.
         """
         if job.max_tokens < 1:
             raise InvalidValueError("max_tokens is less than 1", param="max_tokens")
+        if job.num_answers > self._tile.num_rows:
+            raise InvalidValueError(
+                f"{job.num_answers} answers to one request, over {self._tile.num_rows}", param="n"
+            )
         job = self._fitted(job)
-        stream = AnswerStream(on_cancel=lambda: self._inbox.put(lambda: None))
-        request = ActiveRequest(job, stream, self._tokenizer, self._runner.eos_token_ids, on_end)
+        stream = AnswerStream(lambda: self._inbox.put(lambda: None), job.num_answers)
+        first, *others = (
+            ActiveRequest(job, stream, self._tokenizer, self._runner.eos_token_ids, on_end, i)
+            for i in range(job.num_answers)
+        )
+        first.others = others
+        self._check_pages(first)
         with self._lock:
             self._check_accepting()
             if self._num_open >= self._max_queued + self._tile.num_rows:
                 raise QueueFullError(f"{self._num_open} requests are in flight; try again later")
             self._num_open += 1
-            self._inbox.put(request)
+            self._inbox.put(first)
         return stream
 
     def call(self, task: Callable[[], Result]) -> "Future[Result]":
@@ -197,6 +208,17 @@ class Engine:
                 self._inbox.put(None)
         self._thread.join()
         self._pool.check_integrity()
+
+    def _check_pages(self, request: ActiveRequest) -> None:
+        """Refuse what would wait for pages for ever."""
+        pool, num_others = self._pool, len(request.others)
+        num_own = pool.pages_for(self._solo.num_branch_slots(request.job)) if num_others else 0
+        num_pages = pool.pages_for(request.num_slots) + num_own * num_others
+        if num_pages > pool.num_pages:
+            raise ContextLengthExceededError(
+                f"{request.num_answers} answers need {num_pages} pages; there are {pool.num_pages}",
+                param="n",
+            )
 
     def _check_accepting(self) -> None:
         if self._is_draining:
@@ -267,29 +289,46 @@ class Engine:
             self._fusing = None
             request.steps = None
             logits = stop.value
-            self._decoding.append(request)
-            self._guarded(request, lambda: self._take(request, logits))
+            branches = self._solo.branch(request)
+            self._decoding += branches
+            for branch in branches:
+                self._guarded(branch, lambda b=branch: self._take(b, logits))
         except Exception as error:  # the request fails, the engine goes on
             self._fusing = None
             self._fail(request, error)
 
     def _start_next(self) -> None:
         """Begin the fusion, or the rerun, at the head of the queue, if there is room for it."""
-        if not self._waiting or len(self._decoding) >= self._tile.num_rows:
+        if not self._waiting:
             return
         request = self._waiting[0]
+        if len(self._decoding) + request.num_answers > self._tile.num_rows:
+            return
         if request.pages is not None:
             self._fusing = self._waiting.popleft()
             self._solo.begin_again(request)
             return
-        pages = self._pool.allocate(request.num_slots)
+        pages = self._reserve(request)
         if pages is None and self._idle.give_way():
-            pages = self._pool.allocate(request.num_slots)
+            pages = self._reserve(request)
         if pages is None:
             return
         self._waiting.popleft()
         self._solo.begin(request, pages)
         self._fusing = request
+
+    def _reserve(self, request: ActiveRequest) -> PageLease | None:
+        """Pages for the whole of a request, those of further answers kept by them; or none."""
+        num_branch_slots = self._solo.num_branch_slots(request.job)
+        for other in request.others:
+            other.pages = self._pool.allocate(num_branch_slots)
+            if other.pages is None:
+                request.release()
+                return None
+        pages = self._pool.allocate(request.num_slots)
+        if pages is None:
+            request.release()
+        return pages
 
     def _advance_decoding(self) -> None:
         self._set_aside_reruns()
@@ -337,6 +376,7 @@ class Engine:
     def _end(self, request: ActiveRequest, action: Callable[[], None]) -> None:
         """Give everything back, then let the reader know."""
         request.release()
-        with self._lock:
-            self._num_open -= 1
+        if request.stream.leave(request.num_answers):
+            with self._lock:
+                self._num_open -= 1
         action()

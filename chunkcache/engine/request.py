@@ -6,7 +6,10 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from chunkcache.engine.answer_text import AnswerText
+from chunkcache.engine.constraint import MakeConstraint
 from chunkcache.engine.decode import DecodeRow
+from chunkcache.engine.logprobs import token_logprob
 from chunkcache.engine.sampling import Sampler, SamplingParams
 from chunkcache.engine.stream import AnswerStream, Finished, TextDelta
 from chunkcache.errors import RequestCancelledError
@@ -14,10 +17,11 @@ from chunkcache.fusion.fuse import FusionOutcome
 from chunkcache.fusion.plan import FusionPlan
 from chunkcache.model.tokenising import TextTokenizer
 from chunkcache.pages import PageLease
-from chunkcache.results import FinishReason, ReuseWarning
+from chunkcache.results import FinishReason, ReuseWarning, TokenLogprob
 
 OnEnd = Callable[[Finished | BaseException], None]
-"""Told of a request's end, on the engine's thread; must be quick and must not fail."""
+"""Told of each answer's end, or once of the request's failure, on the engine's thread; must be
+quick and must not fail."""
 
 
 @dataclass(frozen=True)
@@ -29,24 +33,43 @@ class GenerationJob:
         sampling: How tokens are drawn.
         max_tokens: Largest number of answer tokens, at least 1.
         num_kept_logits: Of how many of its first steps the answer comes with the logits.
+        num_answers: Answers that are drawn behind one fusion.
+        stop: Strings that end an answer, and are not part of it.
+        num_top_logprobs: How many of the likeliest tokens come with each token; None asks for no
+            log probabilities.
+        constraint: Makes what an answer has to keep to, if it has to.
     """
 
     plan: FusionPlan
     sampling: SamplingParams
     max_tokens: int
     num_kept_logits: int = 0
+    num_answers: int = 1
+    stop: tuple[str, ...] = ()
+    num_top_logprobs: int | None = None
+    constraint: MakeConstraint | None = None
 
     def __post_init__(self) -> None:
         """Growing an answer behind a given one would make two of them."""
         assert not self.plan.parts.answer_ids or self.max_tokens == 1
+        assert self.num_answers >= 1
+
+    def alone(self) -> "GenerationJob":
+        """The first of its answers, as if no other had been asked for."""
+        return replace(self, num_answers=1)
 
 
 @dataclass
 class ActiveRequest:
-    """A request in flight. Only the engine's thread touches it, after construction.
+    """One answer in flight. Only the engine's thread touches it, after construction.
 
     Grouped by who sets it: construction; the engine at the start of the fusion (``pages``,
-    ``steps``, ``started_at``); the engine at its end (``outcome`` and what follows).
+    ``steps``, ``started_at``; of further answers, only ``pages``, which are empty so far); the
+    engine at its end (``outcome`` and what follows).
+
+    Attributes:
+        index: Which answer to the request. The first is fused; the others branch off from it.
+        others: Of the first, the other answers, until they have branched off.
     """
 
     job: GenerationJob
@@ -54,6 +77,8 @@ class ActiveRequest:
     tokenizer: TextTokenizer
     eos_token_ids: frozenset[int]
     on_end: OnEnd = lambda end: None
+    index: int = 0
+    others: list["ActiveRequest"] = field(default_factory=list)
     submitted_at: float = field(default_factory=time.perf_counter)
 
     pages: PageLease | None = None
@@ -66,13 +91,18 @@ class ActiveRequest:
     warnings: list[ReuseWarning] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Give the request a sampler and a decoder of its own."""
-        self._sampler = Sampler(self.job.sampling)
-        self._decoder = self.tokenizer.stream()
-        self._text: list[str] = []
+        """Give the answer a sampler and a decoder of its own."""
+        self._sampler = Sampler(self.job.sampling.of_answer(self.index))
+        self._answer = AnswerText(self.tokenizer.stream(), self.job.stop)
+        self._constraint = self.job.constraint() if self.job.constraint is not None else None
         self._logits: list[torch.Tensor] = []
         self._last_token_at = 0.0
         self._gaps_ms: list[float] = []
+
+    @property
+    def num_answers(self) -> int:
+        """This answer, and those that have not branched off from it yet."""
+        return 1 + len(self.others)
 
     @property
     def num_slots(self) -> int:
@@ -105,7 +135,9 @@ class ActiveRequest:
         Args:
             logits: fp32 ``[vocab]``.
         """
-        token_id = self._sampler.draw(logits)
+        constraint = self._constraint
+        allowed = logits if constraint is None else constraint.masked(logits)
+        token_id = self._sampler.draw(allowed)
         if len(self._logits) < self.job.num_kept_logits:
             self._logits.append(logits)
         now = time.perf_counter()
@@ -117,9 +149,11 @@ class ActiveRequest:
         if token_id in self.eos_token_ids:
             return "stop"
         self.token_ids.append(token_id)
-        piece = self._decoder.push(token_id)
-        self._text.append(piece)
-        self.stream.publish(TextDelta(token_id, piece))
+        num_top = self.job.num_top_logprobs
+        logprob = None if num_top is None else token_logprob(logits, token_id, num_top)
+        self._publish(*self._answer.push(token_id, logprob))
+        if self._answer.is_stopped or (constraint is not None and constraint.advance(token_id)):
+            return "stop"
         return "length" if len(self.token_ids) >= self.job.max_tokens else None
 
     def finish(self, reason: FinishReason) -> None:
@@ -133,12 +167,12 @@ class ActiveRequest:
             ttft_ms=(self.first_token_at - self.submitted_at) * 1e3,
             decode_ms=(now - self.first_token_at) * 1e3,
         )
-        self._text.append(self._decoder.finish())
+        self._publish(*self._answer.finish())
         self._end(
             Finished(
-                text="".join(self._text),
+                text=self._answer.text,
                 token_ids=tuple(self.token_ids),
-                finish_reason=reason,
+                finish_reason="stop" if self._answer.is_stopped else reason,
                 report=replace(
                     report, timings=timings, warnings=(*report.warnings, *self.warnings)
                 ),
@@ -147,6 +181,8 @@ class ActiveRequest:
                 step_logits=torch.stack(self._logits) if self._logits else None,
                 gaps_ms=tuple(self._gaps_ms),
                 parts=self.outcome.parts,
+                index=self.index,
+                logprobs=self._answer.logprobs,
             )
         )
 
@@ -159,12 +195,19 @@ class ActiveRequest:
         self.fail(RequestCancelledError("the request was cancelled"))
 
     def _end(self, end: Finished | BaseException) -> None:
-        # Whoever counts has counted by the time that the reader knows.
-        self.on_end(end)
-        self.stream.publish(end)
+        # Whoever counts has counted by the time that the reader knows; a failure counts once.
+        if isinstance(end, Finished) or not self.stream.has_failed:
+            self.on_end(end)
+        self.stream.publish(self.index, end)
+
+    def _publish(self, text: str, logprobs: tuple[TokenLogprob, ...]) -> None:
+        if text or logprobs:
+            self.stream.publish(self.index, TextDelta(text, logprobs))
 
     def release(self) -> None:
-        """Give pages and leases back; idempotent."""
+        """Give pages and leases back, those of answers not yet branched off included; idempotent."""
+        for other in self.others:
+            other.release()
         if self.steps is not None:
             self.steps.close()
             self.steps = None

@@ -21,6 +21,12 @@ def reruns_at(spec: ModelSpec, position: int) -> bool:
     return spec.family.reruns_past_switch and position == spec.rope.switch_tokens
 
 
+def may_rerun(spec: ModelSpec, num_tokens: int) -> bool:
+    """Whether a sequence that grows to so many tokens may be run again on the way."""
+    switch = spec.rope.switch_tokens
+    return spec.family.reruns_past_switch and switch is not None and switch < num_tokens
+
+
 def rerun_steps(
     runner: ModelRunner, pool: PagePool, pages: PageLease, token_ids: Sequence[int]
 ) -> Generator[None, None, torch.Tensor]:

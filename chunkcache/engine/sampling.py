@@ -1,11 +1,12 @@
 """Choosing the next token: greedy, or drawn from a seeded generator of the request's own."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from chunkcache.errors import InvalidValueError
+from chunkcache.identity import digest_fields
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,13 @@ class SamplingParams:
             raise InvalidValueError("top_k is less than 1", param="top_k")
         if not -(2**63) <= self.seed < 2**63:
             raise InvalidValueError("seed does not fit 64 bits", param="seed")
+
+    def of_answer(self, index: int) -> "SamplingParams":
+        """How one of several answers to a request is drawn; the first as if it were alone."""
+        if index == 0:
+            return self
+        digest = digest_fields("answer seed", [("seed", self.seed), ("index", index)])
+        return replace(self, seed=int.from_bytes(digest[:8], "little", signed=True))
 
 
 class Sampler:

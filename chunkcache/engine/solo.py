@@ -9,7 +9,7 @@ from collections.abc import Generator
 
 from chunkcache.engine.decode import DecodeTile
 from chunkcache.engine.request import ActiveRequest, GenerationJob
-from chunkcache.engine.rerun import rerun_steps, reruns_at
+from chunkcache.engine.rerun import may_rerun, rerun_steps, reruns_at
 from chunkcache.engine.stream import AnswerStream, Finished
 from chunkcache.errors import ContextLengthExceededError
 from chunkcache.fusion.fuse import Fusion, LoadEntry
@@ -62,6 +62,31 @@ class SoloRunner:
         )
         request.steps = request.fuse(fusion.steps())
 
+    def num_branch_slots(self, job: GenerationJob) -> int:
+        """Slots that each answer but the first needs beside those that it shares."""
+        if self._may_begin_again(job):
+            return job.plan.layout.num_tokens + job.max_tokens
+        return job.max_tokens + self._pool.page_tokens
+
+    def branch(self, request: ActiveRequest) -> list[ActiveRequest]:
+        """Have the other answers of a request begin where its fusion ended; returns them all."""
+        assert request.pages is not None
+        assert request.outcome is not None
+        others, request.others = request.others, []
+        for other in others:
+            assert other.pages is not None
+            other.pages = self._pool.branch(
+                request.pages,
+                other.pages,
+                request.outcome.layout.num_tokens,
+                share=not self._may_begin_again(request.job),
+            )
+            other.outcome, other.started_at = request.outcome, request.started_at
+        return [request, *others]
+
+    def _may_begin_again(self, job: GenerationJob) -> bool:
+        return may_rerun(self._runner.spec, job.plan.layout.num_tokens + job.max_tokens)
+
     def must_begin_again(self, request: ActiveRequest) -> bool:
         """Whether an answer's next token changes the rotation of all that stands before it."""
         return reruns_at(self._runner.spec, request.next_row().position)
@@ -87,6 +112,7 @@ class SoloRunner:
             ContextLengthExceededError: There are not enough free pages.
             ChunkCacheError: The request failed.
         """
+        assert job.num_answers == 1
         stream = AnswerStream(on_cancel=lambda: None)
         request = ActiveRequest(job, stream, self._tokenizer, self._runner.eos_token_ids)
         pages = self._pool.allocate(request.num_slots)

@@ -7,27 +7,61 @@ Positions have one owner, this module. A prompt's token ``t`` is at position ``t
       template        template  template          chunk         template
       template          query      template         answer
 
+In a conversation the part behind the opening stands once for each turn; an earlier message and
+the reply to it are ``history``::
+
+    [ opening | chunk ... | before_question | message | before_reply | reply |
+      template  chunk       template          history   template       history
+      before_text | message | after_text )
+      template      query     template
+
 An answer is part of a layout only where a given one is scored.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from chunkcache.errors import InvalidValueError
-from chunkcache.model.template import PromptTemplate
+from chunkcache.errors import InvalidValueError, UnsupportedParameterError
+from chunkcache.model.template import LaterTurns, PromptTemplate
 
-SegmentKind = Literal["template", "chunk", "query", "answer"]
+SegmentKind = Literal["template", "chunk", "history", "query", "answer"]
+PromptStyle = Literal["question", "chat"]
+"""How a message is put: framed as a question to be answered in a sentence, or as it is."""
 
 
 @dataclass(frozen=True)
 class ChunkRef:
-    """A chunk in a prompt: which document's, which piece."""
+    """A chunk in a prompt: which document's, which piece.
+
+    Attributes:
+        document_id: The document; for text that came with the request, the caller's label of it.
+        chunk_index: Which piece.
+        token_ids: Its tokens.
+        is_loose: Whether no document holds it: it came with the request.
+    """
 
     document_id: str
     chunk_index: int
     token_ids: tuple[int, ...]
+    is_loose: bool = False
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One message of a user, with the documents in front of it.
+
+    Attributes:
+        documents: Per document its chunks, in order. Chunks of one document follow each other
+            directly (cutting loses no character); between documents stands the joint.
+        text_ids: The message's tokens, possibly none.
+        reply_ids: What was answered; None for the last turn, which is to be answered.
+    """
+
+    documents: tuple[tuple[ChunkRef, ...], ...]
+    text_ids: tuple[int, ...]
+    reply_ids: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -35,7 +69,8 @@ class Segment:
     """A run of consecutive tokens of one kind.
 
     Attributes:
-        kind: Template text, a chunk, the question, or an answer to be scored.
+        kind: Template text, a chunk, an earlier message or reply, the question, or an answer to
+            be scored.
         start: Position of the first token.
         token_ids: The tokens.
         chunk: The chunk, for segments of that kind.
@@ -114,42 +149,54 @@ class Layout:
     def query_positions(self) -> tuple[int, ...]:
         """Positions whose attention tells what the question looks for.
 
-        The question's tokens; where it is empty, the template tokens behind the last chunk.
+        The question's tokens; where it is empty, the template tokens behind the last chunk and
+        the last reply.
         """
         positions = [p for s in self.segments if s.kind == "query" for p in range(s.start, s.end)]
         if not positions and self.chunks:
-            positions = list(range(self.chunks[-1].end, self.prompt_end))
+            behind = max(s.end for s in self.segments if s.kind in ("chunk", "history"))
+            positions = list(range(behind, self.prompt_end))
         return tuple(positions)
+
+
+Piece = tuple[SegmentKind, tuple[int, ...], ChunkRef | None]
 
 
 def build_layout(
     template: PromptTemplate,
     system_ids: tuple[int, ...],
-    documents: Sequence[Sequence[ChunkRef]],
-    question_ids: tuple[int, ...],
+    turns: Sequence[Turn],
     answer_ids: tuple[int, ...] = (),
+    style: PromptStyle = "question",
 ) -> Layout:
     """Lay out a prompt.
 
     Args:
         template: The fixed segments.
         system_ids: The system prompt's tokens.
-        documents: Per document its chunks, in order. Chunks of one document follow each other
-            directly (cutting loses no character); between documents stands the joint.
-        question_ids: The question's tokens, possibly none.
+        turns: At least one; all but the last have a reply.
         answer_ids: An answer to be scored behind the prompt.
+        style: How the messages are put.
+
+    Raises:
+        UnsupportedParameterError: There are several turns, and the template takes one.
     """
-    pieces: list[tuple[SegmentKind, tuple[int, ...], ChunkRef | None]] = [
-        ("template", prompt_prefix_ids(template, system_ids), None)
-    ]
-    for index, chunks in enumerate(documents):
-        if index:
-            pieces.append(("template", template.joint, None))
-        pieces.extend(("chunk", chunk.token_ids, chunk) for chunk in chunks)
-    pieces.append(("template", template.before_question, None))
-    pieces.append(("query", question_ids, None))
-    pieces.append(("template", template.after_question, None))
-    pieces.append(("answer", answer_ids, None))
+    assert [t.reply_ids is None for t in turns] == [False] * (len(turns) - 1) + [True]
+    pieces: list[Piece] = []
+    for turn in turns:
+        has_frame = style == "question" or bool(turn.documents)
+        if not pieces:
+            opening = prompt_prefix_ids(template, system_ids, has_documents=has_frame)
+        else:
+            later = _later_turns(template)
+            opening = later.before_documents if has_frame else later.before_text
+        pieces.append(("template", opening, None))
+        pieces += _message(template, turn, has_frame=has_frame)
+        if turn.reply_ids is not None:
+            pieces.append(("template", _later_turns(template).before_reply, None))
+            pieces.append(("history", turn.reply_ids, None))
+    closing = template.after_question if style == "question" else template.after_text
+    pieces += [("template", closing, None), ("answer", answer_ids, None)]
     segments = []
     position = 0
     for kind, token_ids, chunk in pieces:
@@ -159,6 +206,30 @@ def build_layout(
     return Layout(tuple(segments))
 
 
-def prompt_prefix_ids(template: PromptTemplate, system_ids: tuple[int, ...]) -> tuple[int, ...]:
-    """Everything in front of the first document."""
-    return template.before_system + system_ids + template.before_documents
+def prompt_prefix_ids(
+    template: PromptTemplate, system_ids: tuple[int, ...], *, has_documents: bool = True
+) -> tuple[int, ...]:
+    """Everything in front of the first document, or of the first message where it has none."""
+    before = template.before_documents if has_documents else template.before_text
+    return template.before_system + system_ids + before
+
+
+def _message(template: PromptTemplate, turn: Turn, *, has_frame: bool) -> Iterator[Piece]:
+    for index, chunks in enumerate(turn.documents):
+        if index:
+            yield "template", template.joint, None
+        for chunk in chunks:
+            yield "chunk", chunk.token_ids, chunk
+    if has_frame:
+        yield "template", template.before_question, None
+    yield "query" if turn.reply_ids is None else "history", turn.text_ids, None
+
+
+def _later_turns(template: PromptTemplate) -> LaterTurns:
+    if template.later_turns is None:
+        raise UnsupportedParameterError(
+            "this model's chat template does not put all turns alike: one user message is "
+            "supported, with an optional system message",
+            param="messages",
+        )
+    return template.later_turns

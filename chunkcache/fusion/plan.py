@@ -8,7 +8,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from chunkcache.fusion.layout import ChunkRef, Layout, build_layout
+from chunkcache.fusion.layout import ChunkRef, Layout, PromptStyle, Turn, build_layout
 from chunkcache.fusion.policies.full import Full
 from chunkcache.fusion.policy import Policy
 from chunkcache.fusion.recompute import MaskPositions
@@ -43,34 +43,40 @@ class PromptParts:
     Attributes:
         template: The model's fixed segments.
         system_ids: The system prompt's tokens.
-        documents: Per document its chunks.
-        question_ids: The question's tokens.
+        turns: The messages with their documents; a single question is one turn.
+        style: How the messages are put.
         answer_ids: An answer that rides along to be scored: the logits behind each of its tokens
             come out beside those behind the prompt.
     """
 
     template: PromptTemplate
     system_ids: tuple[int, ...]
-    documents: tuple[tuple[ChunkRef, ...], ...]
-    question_ids: tuple[int, ...]
+    turns: tuple[Turn, ...]
+    style: PromptStyle = "question"
     answer_ids: tuple[int, ...] = ()
+
+    @property
+    def chunks(self) -> list[ChunkRef]:
+        """All chunks, in prompt order."""
+        return [c for turn in self.turns for chunks in turn.documents for c in chunks]
 
     def layout(self) -> Layout:
         """Lay it out."""
-        return build_layout(
-            self.template, self.system_ids, self.documents, self.question_ids, self.answer_ids
-        )
+        return build_layout(self.template, self.system_ids, self.turns, self.answer_ids, self.style)
 
     def without(self, skipped: AbstractSet[int]) -> "PromptParts":
         """The same prompt without some chunks (by index over all documents)."""
-        documents = []
+        turns = []
         index = 0
-        for chunks in self.documents:
-            kept = tuple(c for i, c in enumerate(chunks, index) if i not in skipped)
-            index += len(chunks)
-            if kept:
-                documents.append(kept)
-        return replace(self, documents=tuple(documents))
+        for turn in self.turns:
+            documents = []
+            for chunks in turn.documents:
+                kept = tuple(c for i, c in enumerate(chunks, index) if i not in skipped)
+                index += len(chunks)
+                if kept:
+                    documents.append(kept)
+            turns.append(replace(turn, documents=tuple(documents)))
+        return replace(self, turns=tuple(turns))
 
 
 @dataclass(frozen=True)

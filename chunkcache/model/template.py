@@ -14,6 +14,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from chunkcache.errors import UnsupportedModelError
 from chunkcache.model.tokenising import TextTokenizer
+from chunkcache.model.turns import split_turns
 
 DEFAULT_SYSTEM = "You are a helpful AI assistant. Answer the question from the documents."
 DOCUMENTS_INTRO = "Documents:\n\n"
@@ -28,6 +29,21 @@ _USER_MARK = "\ue000chunkcache-user\ue001"
 
 
 @dataclass(frozen=True)
+class LaterTurns:
+    """Token segments between a user's message and what follows it in a conversation.
+
+    Attributes:
+        before_reply: From the message to the reply that was given.
+        before_documents: From a reply to the first document of the next message.
+        before_text: From a reply to the next message, where that has no documents.
+    """
+
+    before_reply: tuple[int, ...]
+    before_documents: tuple[int, ...]
+    before_text: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class PromptTemplate:
     """Token segments of a prompt's fixed text.
 
@@ -39,6 +55,9 @@ class PromptTemplate:
         after_question: From the question to where the answer starts.
         has_system: Whether the template has a place for a system text; where it does not, the
             system text is put in front of the documents.
+        before_text: From the system text to a message without documents.
+        after_text: From a message, as it is, to where the answer starts.
+        later_turns: What stands between turns; None for a template that takes one turn only.
     """
 
     before_system: tuple[int, ...]
@@ -47,6 +66,9 @@ class PromptTemplate:
     before_question: tuple[int, ...]
     after_question: tuple[int, ...]
     has_system: bool
+    before_text: tuple[int, ...]
+    after_text: tuple[int, ...]
+    later_turns: LaterTurns | None
 
 
 def render_chat(
@@ -95,8 +117,10 @@ def split_template(
     """
     if render is None:
         opening, middle, closing, has_system = bos_text, DOCUMENT_JOINT, "\n", True
+        between: tuple[str, str] | None = (closing, DOCUMENT_JOINT)
     else:
         opening, middle, closing, has_system = _split_rendered(render)
+        between = split_turns(render, has_system=has_system, closing=closing)
     return PromptTemplate(
         before_system=tokenizer.encode_template(opening),
         before_documents=tokenizer.encode_template(middle + DOCUMENTS_INTRO),
@@ -104,6 +128,17 @@ def split_template(
         before_question=tokenizer.encode_template(QUESTION_INTRO),
         after_question=tokenizer.encode_template(QUESTION_OUTRO + closing),
         has_system=has_system,
+        before_text=tokenizer.encode_template(middle),
+        after_text=tokenizer.encode_template(closing),
+        later_turns=None if between is None else _later_turns(*between, tokenizer),
+    )
+
+
+def _later_turns(to_reply: str, to_next: str, tokenizer: TextTokenizer) -> LaterTurns:
+    return LaterTurns(
+        before_reply=tokenizer.encode_template(to_reply),
+        before_documents=tokenizer.encode_template(to_next + DOCUMENTS_INTRO),
+        before_text=tokenizer.encode_template(to_next),
     )
 
 

@@ -46,6 +46,10 @@ class TextTokenizer:
         self.max_token_id = max(vocab.values())
         self._byte_ids = frozenset(i for t, i in vocab.items() if _BYTE_TOKEN.fullmatch(t))
 
+    def definition(self) -> str:
+        """The ``tokenizer.json`` text, without cutting or padding."""
+        return self._template.to_str()
+
     def encode_template(self, text: str) -> tuple[int, ...]:
         """Encode text of our own or of the model's template; control tokens are read as such."""
         return tuple(self._template.encode(text, add_special_tokens=False).ids)

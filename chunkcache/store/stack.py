@@ -106,7 +106,8 @@ class TierStack:
 
         Of all threads that want one key at the same time, one computes and the others wait. If it
         fails they get the same error (its cancellation apart: then the next of them computes),
-        nothing is kept, and a later call tries again.
+        nothing is kept, and a later call tries again. What is wanted for a loose text, and is in
+        no document, is kept in RAM alone.
 
         Args:
             identity: What is wanted.
@@ -128,6 +129,10 @@ class TierStack:
     def contains(self, key: ChunkKey) -> bool:
         """Whether the disk (or, without one, the host tier) has an entry; reads none of it."""
         return self._disk.contains(key) if self._disk else self._host.contains(key)
+
+    def holds(self, key: ChunkKey) -> bool:
+        """Whether any tier has an entry; reads none of it."""
+        return self._host.contains(key) or self.contains(key)
 
     def drop(self, keys: Iterable[ChunkKey]) -> int:
         """Remove entries from every tier, and keep computations under way from being kept.
@@ -259,7 +264,10 @@ class TierStack:
             assert entry.identity == identity, "a prefill computed another entry"
             with self._lock:
                 self._prefills += 1
-            return self._publish(flight, entry, "computed", self._keep(entry, guard))
+            warning = self._keep(entry, guard)
+            if warning is NotStored.UNOWNED and identity.is_loose:
+                warning = None
+            return self._publish(flight, entry, "computed", warning)
         except BaseException as error:
             flight.error = error
             raise

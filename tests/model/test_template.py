@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from chunkcache.errors import UnsupportedModelError
-from chunkcache.fusion.layout import ChunkRef, build_layout
+from chunkcache.fusion.layout import ChunkRef, Turn, build_layout
 from chunkcache.model.template import PromptTemplate, render_chat, split_template
 from chunkcache.model.tokenising import TextTokenizer
 from chunkcache.testing import CHAT_TEMPLATE, tiny_tokenizer_json
@@ -62,9 +62,8 @@ def test_a_template_without_a_system_role_gets_it_in_the_user_turn() -> None:
 def test_bos_stands_once_at_the_start() -> None:
     for given in (NO_SYSTEM, None):
         template = _split(given, bos_token="<|endoftext|>")
-        layout = build_layout(
-            template, (9,), [[ChunkRef("d", i, (40 + i,))] for i in range(3)], (5,)
-        )
+        documents = tuple((ChunkRef("d", i, (40 + i,)),) for i in range(3))
+        layout = build_layout(template, (9,), [Turn(documents, (5,))])
         assert [i for i, t in enumerate(layout.token_ids) if t == 0] == [0]
 
 
