@@ -72,6 +72,8 @@ class Settings(BaseSettings):
     """Documents that one request may name."""
     max_answer_tokens: int = Field(default=1024, ge=1)
     """Largest ``max_tokens`` of a request."""
+    request_log_size: int = Field(default=256, ge=0, le=100_000)
+    """Requests of which the service keeps an account, to be explained afterwards."""
     verify_rate: float = Field(default=0.0, ge=0.0, le=1.0)
     """Share of the fused answers that are verified against the full prefill when nobody waits."""
 

@@ -1,30 +1,55 @@
-"""A query's blocking work, as a producer of events for a worker. Knows no HTTP."""
+"""A request's blocking work, as a producer of events for a worker. Knows no HTTP.
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+What requests have in common is here: begin, follow the answers, keep an account of it. What a
+request of one form says, and how its answer looks, is the subclass'.
+"""
 
-from chunkcache.errors import ChunkCacheError, UnsupportedParameterError
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from chunkcache.engine.stream import Finished
+from chunkcache.errors import ChunkCacheError
 from chunkcache.fusion.plan import FusionPlan
-from chunkcache.planning import AskOptions, DocumentRef
+from chunkcache.planning import AskOptions
+from chunkcache.results import Answer, FinishReason, Timings, TokenLogprob
+from chunkcache.streaming import StreamingAnswer
 from chunkcache_api.errors import ModelNotFoundError
-from chunkcache_api.schemas.query import QueryRequest, ReuseOptions
+from chunkcache_api.plan_body import dry_run_body, plan_body
 from chunkcache_api.service import Service
 from chunkcache_api.workers import WorkerScope
 
 
 @dataclass(frozen=True)
 class Started:
-    """The request is accepted: it fits, its documents exist, the engine has it."""
+    """The request is accepted: it fits, its documents exist, the engine has it.
+
+    Attributes:
+        id: Its id.
+        plan_ms: Milliseconds that planning took.
+    """
 
     id: str
+    plan_ms: float
 
 
 @dataclass(frozen=True)
 class TextPiece:
-    """The next piece of the answer's text."""
+    """The next piece of an answer's text."""
 
     text: str
+    index: int = 0
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True)
+class AnswerEnded:
+    """One answer's end; other answers to the request may still grow."""
+
+    index: int
+    finish_reason: FinishReason
 
 
 @dataclass(frozen=True)
@@ -32,35 +57,40 @@ class Completed:
     """The end; ``body`` is the response."""
 
     body: dict[str, Any]
+    timings: Timings = field(default_factory=Timings)
 
 
-class QueryWork:
-    """Answers one query. Its methods are producers: they run on a worker's thread.
+class AnswerWork(ABC):
+    """Answers one request. Its methods are producers: they run on a worker's thread.
 
     Args:
         service: Where to ask.
-        request: What is asked.
+        model: The model that the request names, if it names one.
+
+    Class attributes:
+        endpoint: For the account of the request.
+        id_prefix: What its id begins with.
+        renamed_params: Names of the library's arguments, where the request calls them otherwise.
 
     Raises:
         ModelNotFoundError: The request names another model.
-        UnsupportedParameterError: It asks for retrieval, and there is no retriever.
     """
 
-    def __init__(self, service: Service, request: QueryRequest) -> None:
-        if request.model is not None and request.model != service.model_name:
+    endpoint: ClassVar[str]
+    id_prefix: ClassVar[str]
+    renamed_params: ClassVar[Mapping[str, str]]
+
+    def __init__(self, service: Service, model: str | None) -> None:
+        if model is not None and model != service.model_name:
             raise ModelNotFoundError(
-                f"the model {request.model!r} is not served here; this is {service.model_name!r}",
+                f"the model {model!r} is not served here; this is {service.model_name!r}",
                 param="model",
             )
-        if request.top_k is not None and service.retriever is None:
-            raise UnsupportedParameterError(
-                "this server has no retriever; name the documents in document_ids", param="top_k"
-            )
-        self._service = service
-        self._request = request
+        self.service = service
+        self.created = int(time.time())
 
     def answer(self, scope: WorkerScope) -> None:
-        """Emits :class:`Started`, any number of :class:`TextPiece`, :class:`Completed`.
+        """Emits :class:`Started`, pieces and ends of the answers, :class:`Completed`.
 
         Raises:
             ChunkCacheError: The request cannot be served, failed, or was cancelled.
@@ -68,71 +98,66 @@ class QueryWork:
         try:
             self._answer(scope)
         except ChunkCacheError as error:
-            _name_field(error)
+            self._name_field(error)
             raise
 
     def plan(self, scope: WorkerScope) -> None:
         """Emits :class:`Completed` with what would run. Errors as in :meth:`answer`."""
         try:
-            options = self._options()
-            plan = self._service.cache.plan(self._request.query, self._documents(), options)
+            plan, options = self.make_plan()
         except ChunkCacheError as error:
-            _name_field(error)
+            self._name_field(error)
             raise
-        scope.emit(Completed(self._plan_body(plan, options)))
+        scope.emit(Completed(dry_run_body(self.service, plan, options)))
+
+    @abstractmethod
+    def begin(self, scope: WorkerScope) -> StreamingAnswer:
+        """Submit the request. Asks ``scope`` whether to go on behind what takes long."""
+
+    @abstractmethod
+    def make_plan(self) -> tuple[FusionPlan, AskOptions]:
+        """What would run."""
+
+    @abstractmethod
+    def body(self, name: str, answers: Sequence[Answer]) -> dict[str, Any]:
+        """The response."""
+
+    def labels(self) -> dict[str, Any]:
+        """What else the account of the request shows."""
+        return {}
 
     def _answer(self, scope: WorkerScope) -> None:
-        options = self._options()
-        documents = self._documents()
-        scope.check()
-        growing = self._service.cache.stream(self._request.query, documents, options)
+        began_at = time.perf_counter()
+        growing = self.begin(scope)
         scope.attach(growing)
-        scope.emit(Started(growing.id))
-        for piece in growing:
-            scope.emit(TextPiece(piece))
-        body = growing.answer().to_dict()
-        scope.emit(Completed(body | {"model": self._service.model_name}))
-
-    def _options(self) -> AskOptions:
-        settings = self._service.cache.runtime.settings
-        return self._request.ask_options(settings.max_answer_tokens)
-
-    def _documents(self) -> Sequence[str | DocumentRef]:
-        request, retriever = self._request, self._service.retriever
-        if request.document_ids is not None:
-            return request.document_ids
-        assert retriever is not None
-        assert request.top_k is not None
-        return retriever.retrieve(request.query, request.top_k)
-
-    def _plan_body(self, plan: FusionPlan, options: AskOptions) -> dict[str, Any]:
-        runtime = self._service.cache.runtime
-        documents: dict[str, dict[str, Any]] = {}
-        for segment, identity in zip(plan.layout.chunks, plan.identities, strict=True):
-            assert segment.chunk is not None
-            name = segment.chunk.document_id
-            entry = documents.setdefault(
-                name, {"id": name, "tokens": 0, "chunks": 0, "cached_chunks": 0}
-            )
-            entry["tokens"] += len(segment.token_ids)
-            entry["chunks"] += 1
-            entry["cached_chunks"] += runtime.stack.contains(identity.key())
-        room = runtime.engine.check_fits(plan.layout.num_tokens)
-        return {
-            "object": "chunkcache.plan",
-            "model": self._service.model_name,
-            "prompt_tokens": plan.layout.num_tokens,
-            "context_tokens": plan.layout.num_context_tokens,
-            "max_tokens": min(options.max_tokens, room),
-            "policy": str(plan.policy),
-            "requested_policy": str(plan.requested_policy),
-            "preparation": plan.preparation,
-            "documents": list(documents.values()),
-            "warnings": [asdict(w) for w in plan.warnings],
+        plan_ms = (time.perf_counter() - began_at) * 1e3
+        name = self.id_prefix + growing.id.partition("_")[2]
+        record = {
+            "id": name,
+            "object": "chunkcache.request",
+            "endpoint": self.endpoint,
+            "model": self.service.model_name,
+            "created": self.created,
+            **self.labels(),
+            "plan": plan_body(growing.plan),
         }
+        with self.service.requests.following(name, record) as done:
+            scope.emit(Started(name, plan_ms))
+            for index, event in growing.events():
+                if isinstance(event, Finished):
+                    scope.emit(AnswerEnded(index, event.finish_reason))
+                else:
+                    scope.emit(TextPiece(event.text, index, event.logprobs))
+            answers = growing.answers()
+            body = self.body(name, answers)
+            done(
+                finish_reasons=[a.finish_reason for a in answers],
+                usage=body["usage"],
+                chunkcache=body["chunkcache"],
+            )
+        scope.emit(Completed(body, answers[0].report.timings))
 
-
-def _name_field(error: ChunkCacheError) -> None:
-    """The library names its own arguments; some of them are one level down in a request."""
-    if error.param in ReuseOptions.model_fields:
-        error.param = f"chunkcache.{error.param}"
+    def _name_field(self, error: ChunkCacheError) -> None:
+        """The library names its own arguments; a request may call them otherwise."""
+        if error.param is not None:
+            error.param = self.renamed_params.get(error.param, error.param)

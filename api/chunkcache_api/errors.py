@@ -4,6 +4,7 @@
 
     ChunkCacheError
     ├── ModelNotFoundError         model_not_found         404
+    ├── RequestNotFoundError       request_not_found       404
     ├── BodyTooLargeError          body_too_large          413
     ├── UnsupportedMediaTypeError  unsupported_media_type  415
     └── ModelLoadingError          model_loading           503
@@ -16,6 +17,13 @@ class ModelNotFoundError(ChunkCacheError):
     """A request names a model that is not the one served."""
 
     code = "model_not_found"
+    status = 404
+
+
+class RequestNotFoundError(ChunkCacheError):
+    """No account of such a request is kept."""
+
+    code = "request_not_found"
     status = 404
 
 

@@ -1,5 +1,6 @@
 """JSON in and out: bodies to pydantic models and values to bytes, off the event loop when large."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -9,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 from starlette.responses import Response
 
-from chunkcache.errors import InvalidValueError
+from chunkcache.errors import InvalidValueError, UnsupportedParameterError
 from chunkcache_api.error_responses import unknown_parameter, validation_error
 from chunkcache_api.errors import UnsupportedMediaTypeError
 
@@ -19,38 +20,57 @@ _INLINE_BYTES: Final = 16 << 10
 """Bodies up to this size are parsed at once: a thread costs more."""
 
 
-async def read_body(request: Request, model: type[ModelT]) -> ModelT:
+async def read_body(
+    request: Request, model: type[ModelT], neutral: Mapping[str, Sequence[Any]] | None = None
+) -> ModelT:
     """Read and check a request's body.
+
+    Args:
+        request: The request.
+        model: What the body should be.
+        neutral: Fields that are not implemented, each with the values (beside null) that ask for
+            nothing; they are left out.
 
     Raises:
         UnsupportedMediaTypeError: It is not declared as JSON. A browser can send a form to any
             address without asking; it cannot send JSON so.
         InvalidValueError: It is not JSON (syntax, encoding, nesting), or a field is missing,
             unknown or out of range; ``param`` names it.
+        UnsupportedParameterError: A field is not implemented, and asks for something.
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         raise UnsupportedMediaTypeError("the body must be sent as content-type: application/json")
     body = await request.body()
     if len(body) <= _INLINE_BYTES:
-        return parse_body(body, model)
-    return await to_thread.run_sync(parse_body, body, model)
+        return parse_body(body, model, neutral)
+    return await to_thread.run_sync(parse_body, body, model, neutral)
 
 
-def parse_body(body: bytes, model: type[ModelT]) -> ModelT:
-    """Parse and check. Errors as in :func:`read_body`."""
+def parse_body(
+    body: bytes, model: type[ModelT], neutral: Mapping[str, Sequence[Any]] | None = None
+) -> ModelT:
+    """Parse and check. Arguments and errors as in :func:`read_body`."""
     try:
         value = from_json(body)
     except ValueError as error:
         raise InvalidValueError(f"the body is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise InvalidValueError("the body is not a JSON object")
+    _leave_out(value, neutral or {})
     _refuse_unknown(value, model)
     try:
         return model.model_validate(value, strict=True)
     except ValidationError as error:
         details = error.errors(include_url=False, include_context=False, include_input=False)
         raise validation_error(details) from error
+
+
+def _leave_out(value: dict[str, Any], neutral: Mapping[str, Sequence[Any]]) -> None:
+    for name, harmless in neutral.items():
+        given = value.pop(name, None)
+        if given is not None and not any(given == h and type(given) is type(h) for h in harmless):
+            raise UnsupportedParameterError(f"{name} is not implemented", param=name)
 
 
 def _refuse_unknown(value: dict[str, Any], model: type[BaseModel], parent: str = "") -> None:

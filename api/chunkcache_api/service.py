@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Final, Literal
 
@@ -15,8 +16,11 @@ from anyio import CapacityLimiter
 
 from chunkcache.chunk_cache import ChunkCache
 from chunkcache.errors import ChunkCacheError, DrainingError, ModelError, StoreError
+from chunkcache.identity import digest_fields
+from chunkcache.model.gate import gate_fingerprint
 from chunkcache.runtime import Runtime
 from chunkcache_api.errors import ModelLoadingError
+from chunkcache_api.request_log import RequestLog
 from chunkcache_api.retrieval import Retriever, RetrieverFactory
 from chunkcache_api.workers import WorkerPool
 
@@ -37,6 +41,8 @@ class Service:
         cache: The default tenant's documents.
         retriever: Finds documents for a question, where one is configured.
         model_name: The served model's name.
+        system_fingerprint: Names all that answers depend on beside the request and the documents.
+        requests: An account of the latest requests.
         workers: Threads for questions, at most as many as the engine takes requests.
         quick_threads: Threads for looking at documents and deleting them.
         prefill_threads: Threads for storing documents, which waits for the model.
@@ -46,6 +52,8 @@ class Service:
     cache: ChunkCache
     retriever: Retriever | None
     model_name: str
+    system_fingerprint: str
+    requests: RequestLog
     workers: WorkerPool
     quick_threads: CapacityLimiter = field(
         default_factory=lambda: CapacityLimiter(NUM_QUICK_THREADS)
@@ -68,6 +76,8 @@ class Service:
             cache=cache,
             retriever=None if retriever_factory is None else retriever_factory(cache),
             model_name=served_model_name(settings.model),
+            system_fingerprint=system_fingerprint(runtime),
+            requests=RequestLog(settings.request_log_size),
             workers=WorkerPool(settings.max_queued_requests + settings.decode_tile_rows),
         )
 
@@ -170,6 +180,18 @@ class ServiceState:
     def _close_runtime(self, runtime: Runtime) -> None:
         if runtime is not self._source:
             runtime.close()
+
+
+def system_fingerprint(runtime: Runtime) -> str:
+    """Changes with whatever may change an answer's bits: model, build, and how KV are kept."""
+    fields = [
+        ("version", version("chunkcache")),
+        ("model", gate_fingerprint(runtime.model.runner)),
+        ("preparation", str(runtime.preparation)),
+        ("codec", runtime.codec.name),
+        ("tile_rows", runtime.settings.decode_tile_rows),
+    ]
+    return f"fp_{digest_fields('system', fields).hex()[:16]}"
 
 
 def served_model_name(model: str) -> str:

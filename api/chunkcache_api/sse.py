@@ -1,22 +1,22 @@
-"""Server-sent events of a query: framing, order, and an end that says what happened.
+"""Server-sent events: framing, order, and an end that says what happened.
 
-Every event is one ``data:`` line of JSON with ``type`` and ``sequence_number``. A stream that
-succeeded ends with ``data: [DONE]``; one that failed ends with an ``error`` event and nothing
-behind it.
+Every event is one ``data:`` line of JSON. A stream that succeeded ends with ``data: [DONE]``; one
+that failed ends with an error event and nothing behind it. What the events say is an encoder's.
 """
 
 import json
 from collections.abc import AsyncIterator
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import structlog
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from chunkcache.errors import ChunkCacheError
-from chunkcache_api.answering import Completed, QueryWork, Started, TextPiece
+from chunkcache_api.answering import AnswerWork, Completed, Started, TextPiece
 from chunkcache_api.disconnect import cancelled_on_disconnect
 from chunkcache_api.error_responses import error_body, internal_error
+from chunkcache_api.server_timing import HEADER, planning_value
 from chunkcache_api.workers import Event, Worker, WorkerPool
 
 KEEP_ALIVE_SECONDS: Final = 15.0
@@ -28,8 +28,26 @@ KEEP_ALIVE: Final = b": keep-alive\n\n"
 _log = structlog.get_logger("chunkcache.api")
 
 
-class EventEncoder:
-    """Numbers and frames the events of one stream.
+class EventEncoder(Protocol):
+    """Frames the events of one stream."""
+
+    def encode(self, event: Event) -> bytes:
+        """An event of :meth:`AnswerWork.answer`; may be of no or several frames."""
+        ...
+
+    def encode_error(self, error: ChunkCacheError) -> bytes:
+        """A failure."""
+        ...
+
+
+def frame(event: dict[str, Any]) -> bytes:
+    """One event."""
+    # ASCII only: some clients end lines at U+2028 or U+0085, which JSON leaves as they are.
+    return f"data: {json.dumps(event, separators=(',', ':'))}\n\n".encode("ascii")
+
+
+class QueryEvents:
+    """The events of ``/v1/query``, each with ``type`` and ``sequence_number``.
 
     Args:
         model_name: The served model's name, for the first event.
@@ -40,7 +58,7 @@ class EventEncoder:
         self._num_events = 0
 
     def encode(self, event: Event) -> bytes:
-        """An event of :meth:`QueryWork.answer`, framed."""
+        """An event, framed."""
         match event:
             case Started(id=name):
                 response = {"id": name, "object": "chunkcache.answer", "model": self._model_name}
@@ -51,7 +69,7 @@ class EventEncoder:
                 return self._frame("response.output_text.delta", delta=text)
             case Completed(body=body):
                 return self._frame("response.completed", response=body)
-        raise AssertionError(event)
+        return b""
 
     def encode_error(self, error: ChunkCacheError) -> bytes:
         """A failure, framed."""
@@ -60,12 +78,11 @@ class EventEncoder:
     def _frame(self, kind: str, **fields: Any) -> bytes:
         event = {"type": kind, "sequence_number": self._num_events, **fields}
         self._num_events += 1
-        # ASCII only: some clients end lines at U+2028 or U+0085, which JSON leaves as they are.
-        return f"data: {json.dumps(event, separators=(',', ':'))}\n\n".encode("ascii")
+        return frame(event)
 
 
-class QueryStreamResponse(Response):
-    """Runs a query and streams its events.
+class EventStreamResponse(Response):
+    """Runs a request and streams its events.
 
     The worker starts when the response is sent, and has been cancelled when that returns, however
     it returns. What fails before the first event is raised, and so becomes an ordinary error
@@ -73,19 +90,19 @@ class QueryStreamResponse(Response):
 
     Args:
         pool: Where the worker runs.
-        work: The query.
-        model_name: The served model's name.
+        work: The request.
+        encoder: Frames its events.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, pool: WorkerPool, work: QueryWork, model_name: str) -> None:
+    def __init__(self, pool: WorkerPool, work: AnswerWork, encoder: EventEncoder) -> None:
         self.status_code = 200
         self.background = None
         self.init_headers({"cache-control": "no-store", "x-accel-buffering": "no"})
         self._pool = pool
         self._work = work
-        self._encoder = EventEncoder(model_name)
+        self._encoder = encoder
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream.
@@ -97,12 +114,14 @@ class QueryStreamResponse(Response):
             self._pool.start(self._work.answer) as worker,
             cancelled_on_disconnect(worker, receive),
         ):
-            first = self._encoder.encode(await anext(worker))
-            headers = self.raw_headers
+            started = await anext(worker)
+            first = self._encoder.encode(started)
+            timing = (HEADER, planning_value(started.plan_ms))
+            headers = [*self.raw_headers, timing]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             await _send_data(send, first)
-            async for frame in self._frames(worker):
-                await _send_data(send, frame)
+            async for data in self._frames(worker):
+                await _send_data(send, data)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _frames(self, worker: Worker) -> AsyncIterator[bytes]:
@@ -110,7 +129,9 @@ class QueryStreamResponse(Response):
         try:
             while True:
                 event = await worker.next_within(KEEP_ALIVE_SECONDS)
-                yield KEEP_ALIVE if event is None else self._encoder.encode(event)
+                data = KEEP_ALIVE if event is None else self._encoder.encode(event)
+                if data:
+                    yield data
         except StopAsyncIteration:
             yield DONE
         except ChunkCacheError as error:

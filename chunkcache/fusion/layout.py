@@ -196,7 +196,8 @@ def build_layout(
             pieces.append(("template", _later_turns(template).before_reply, None))
             pieces.append(("history", turn.reply_ids, None))
     closing = template.after_question if style == "question" else template.after_text
-    pieces += [("template", closing, None), ("answer", answer_ids, None)]
+    pieces.append(("template", closing, None))
+    pieces.append(("answer", answer_ids, None))
     segments = []
     position = 0
     for kind, token_ids, chunk in pieces:

@@ -49,6 +49,17 @@ class ReuseOptions(BaseModel):
     dry_run: bool = False
     """Return what would run, without running the model."""
 
+    def policy_options(self) -> PolicyOptions:
+        """The policy's parameters, as the library takes them."""
+        return PolicyOptions(
+            recompute_ratio=self.recompute_ratio,
+            first_tokens=self.first_tokens,
+            layers=self.layers,
+            aggregation=self.aggregation,
+            chunk_floor=self.chunk_floor,
+            per_chunk=self.per_chunk,
+        )
+
 
 class QueryRequest(BaseModel):
     """A question over documents."""
@@ -96,14 +107,7 @@ class QueryRequest(BaseModel):
         default = min(DEFAULT_MAX_TOKENS, max_answer_tokens)
         return AskOptions(
             policy=reuse.policy,
-            policy_options=PolicyOptions(
-                recompute_ratio=reuse.recompute_ratio,
-                first_tokens=reuse.first_tokens,
-                layers=reuse.layers,
-                aggregation=reuse.aggregation,
-                chunk_floor=reuse.chunk_floor,
-                per_chunk=reuse.per_chunk,
-            ),
+            policy_options=reuse.policy_options(),
             system=self.system,
             max_tokens=default if self.max_tokens is None else self.max_tokens,
             sampling=SamplingParams(self.temperature, self.top_p, seed=self.seed),
