@@ -69,7 +69,11 @@ def parse_body(
 def _leave_out(value: dict[str, Any], neutral: Mapping[str, Sequence[Any]]) -> None:
     for name, harmless in neutral.items():
         given = value.pop(name, None)
-        if given is not None and not any(given == h and type(given) is type(h) for h in harmless):
+        # False equals 0, but does not mean it.
+        asks = not any(
+            given == h and isinstance(given, bool) == isinstance(h, bool) for h in harmless
+        )
+        if given is not None and asks:
             raise UnsupportedParameterError(f"{name} is not implemented", param=name)
 
 

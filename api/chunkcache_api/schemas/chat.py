@@ -86,13 +86,13 @@ class Message(BaseModel):
         Field(max_length=MAX_PARTS),
     ] = Field(default_factory=list)
     """Text, or parts. In a user's message every text part but the last is a document."""
-    name: None = None
-    refusal: None = None
-    audio: None = None
-    function_call: None = None
-    tool_call_id: None = None
-    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
-    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+    name: Any = None
+    refusal: Any = None
+    audio: Any = None
+    function_call: Any = None
+    tool_call_id: Any = None
+    tool_calls: Any = None
+    annotations: Any = None
 
 
 class GivenDocument(BaseModel):
@@ -226,8 +226,23 @@ class ChatRequest(BaseModel):
         return self
 
 
+_MESSAGE_FIELDS: Final = (
+    "name",
+    "refusal",
+    "audio",
+    "function_call",
+    "tool_call_id",
+    "tool_calls",
+    "annotations",
+)
+"""Not implemented; replies that are sent back may hold them, empty."""
+
+
 def _check_message(message: Message, param: str) -> None:
-    """Refuse roles and parts that are not implemented."""
+    """Refuse roles, fields and parts that are not implemented."""
+    for name in _MESSAGE_FIELDS:
+        if getattr(message, name) not in (None, []):
+            raise UnsupportedParameterError(f"{name} is not implemented", param=f"{param}.{name}")
     if message.role not in ("system", "developer", "user", "assistant"):
         raise UnsupportedParameterError(
             f"messages of the role {message.role!r} are not supported", param=f"{param}.role"
