@@ -75,7 +75,10 @@ def test_a_new_text_is_prefilled_once_and_is_no_document(
     first = ask(client, messages=user(NEW_TEXT, QUESTION))
     again = ask(client, documents=[{"id": "lamp", "text": NEW_TEXT}])
     after = runtime.stack.stats()
-    assert (list(sources(first).values()), list(sources(again).values())) == (["computed"], ["host"])
+    assert (list(sources(first).values()), list(sources(again).values())) == (
+        ["computed"],
+        ["host"],
+    )
     assert first["usage"]["prompt_tokens_details"]["cache_write_tokens"] > 0
     assert first["chunkcache"]["warnings"] == []
     assert after.prefills - before.prefills == 1

@@ -220,6 +220,32 @@ def test_a_reader_that_leaves_ends_the_work(
     assert _live_threads() == 0
 
 
+@pytest.mark.parametrize("is_streamed", [True, False])
+def test_a_client_that_leaves_a_conversation_ends_every_answer(
+    client: httpx.Client, runtime: Runtime, handbook: str, num_steps: list[int], is_streamed: bool
+) -> None:
+    """A01 and C14: three answers over shared pages, streamed or not."""
+    body = {
+        "model": "tiny-llama",
+        "messages": [{"role": "user", "content": "What is the code of door 3?"}],
+        "documents": [{"id": handbook}],
+        "n": 3,
+        "max_tokens": 1_000,
+        "stream": is_streamed,
+    }
+    with httpx.Client(base_url=str(client.base_url), timeout=0.3, trust_env=False) as hasty:
+        for _ in range(3):
+            if is_streamed:
+                with hasty.stream("POST", "/v1/chat/completions", json=body) as response:
+                    assert next(response.iter_raw())
+            else:
+                with pytest.raises(httpx.ReadTimeout):
+                    hasty.post("/v1/chat/completions", json=body)
+    wait_until(lambda: is_idle(runtime))
+    assert num_steps[0] < 1_000
+    assert _live_threads() == 0
+
+
 def test_a_client_that_leaves_a_whole_answer_ends_the_work(
     client: httpx.Client, runtime: Runtime, handbook: str, num_steps: list[int]
 ) -> None:

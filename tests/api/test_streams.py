@@ -179,6 +179,27 @@ def test_any_text_comes_through_a_stream(client: httpx.Client, scripted: Script,
     assert all("\ufffd" not in e.get("delta", "") for e in events)
 
 
+@pytest.mark.parametrize("text", HOSTILE_TEXTS)
+def test_any_text_comes_through_a_conversation(
+    client: httpx.Client, scripted: Script, text: str
+) -> None:
+    """A04 and A07 in the chunks of a chat completion."""
+    body = {
+        "model": "tiny-llama",
+        "messages": [{"role": "user", "content": "What?"}],
+        "max_tokens": scripted(text),
+        "stream": True,
+        "stop": ["never \ue000", text[:1] + "\ue000"],
+    }
+    frames = frames_of(client.post("/v1/chat/completions", json=body))
+    assert all(f.startswith("data: ") and len(f.splitlines()) == 1 for f in frames)
+    assert frames[-1] == "data: [DONE]"
+    chunks = [json.loads(f.removeprefix("data: ")) for f in frames[:-1]]
+    deltas = [c["choices"][0]["delta"].get("content", "") for c in chunks]
+    assert "".join(deltas) == text
+    assert "\ufffd" not in "".join(deltas)
+
+
 def test_a_stream_that_ends_inside_a_character_still_ends(
     client: httpx.Client, scripted: Script
 ) -> None:

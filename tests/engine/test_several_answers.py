@@ -149,25 +149,25 @@ def test_answers_that_are_run_again_share_nothing(
     open_cache: Caches, model_dir: Callable[..., Any], passages: dict[str, str]
 ) -> None:
     """A longrope model runs all rows again past its switch: each answer on pages of its own."""
+    switch = 128
     rope = {
         "rope_type": "longrope",
         "rope_theta": 10000.0,
-        "short_factor": [1.0] * 4,
-        "long_factor": [4.0] * 4,
-        "original_max_position_embeddings": 128,
+        "factor": 2.0,
+        "short_factor": [1.0 + 0.1 * i for i in range(4)],
+        "long_factor": [2.0 + 0.7 * i for i in range(4)],
+        "original_max_position_embeddings": switch,
+        "partial_rotary_factor": 0.5,
     }
-    model = model_dir(
-        "phi3",
-        rope_parameters=rope | {"partial_rotary_factor": 0.5},
-        original_max_position_embeddings=128,
-    )
-    cache = open_cache(model=model)
+    lengths = {"max_position_embeddings": 256, "original_max_position_embeddings": switch}
+    cache = open_cache(model=model_dir("phi3", rope_parameters=rope, **lengths))
     cache.put("note", passages["tower"][:60])
     prompt = cache.plan(QUESTION, ["note"], AskOptions()).layout.num_tokens
-    assert prompt < 128
-    wanted = options(num_answers=3, max_tokens=128 - prompt + 12)
+    assert prompt < switch
+    wanted = options(num_answers=3, max_tokens=switch - prompt + 12)
     answers = cache.stream(QUESTION, ["note"], wanted).answers()
-    assert max(len(a.token_ids) for a in answers) > 128 - prompt
+    for answer in answers:
+        assert "rotation_switched" in [w.code for w in answer.report.warnings]
     for index, answer in enumerate(answers):
         alone = options(sampling=wanted.sampling.of_answer(index), max_tokens=wanted.max_tokens)
         assert cache.stream(QUESTION, ["note"], alone).answer().token_ids == answer.token_ids
