@@ -66,9 +66,9 @@ class PromptTemplate:
     before_question: tuple[int, ...]
     after_question: tuple[int, ...]
     has_system: bool
-    before_text: tuple[int, ...]
-    after_text: tuple[int, ...]
-    later_turns: LaterTurns | None
+    before_text: tuple[int, ...] = ()
+    after_text: tuple[int, ...] = ()
+    later_turns: LaterTurns | None = None
 
 
 def render_chat(
