@@ -77,18 +77,19 @@ class JsonConstraints:
                 f"the schema has {len(text)} characters, over {MAX_SCHEMA_CHARS}",
                 param="response_format",
             )
+        tokens = self._token_trie()
         try:
-            options = {"whitespace_pattern": _WHITESPACE}
-            grammar = LLMatcher.grammar_from_json_schema(text, overrides=options)
-            fault = LLMatcher.validate_grammar(grammar, self._token_trie())
+            grammar = LLMatcher.grammar_from_json_schema(
+                text, overrides={"whitespace_pattern": _WHITESPACE}
+            )
+            fault = LLMatcher.validate_grammar(grammar, tokens)
         except ValueError as error:
-            fault = str(error)
+            grammar, fault = "", str(error)
         if fault:
             reason = fault.splitlines()[0][:200]
             raise UnsupportedParameterError(
                 f"the schema cannot be used: {reason}", param="response_format"
             )
-        tokens = self._token_trie()
         return lambda: _JsonConstraint(LLMatcher(tokens, grammar, log_level=0))
 
     def _token_trie(self) -> Any:
