@@ -1,5 +1,6 @@
 """``attend_rows`` and ``column_mass``: against the reference, by position, blind to layout."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from chunkcache_kernels.attend_rows import cpu
 from chunkcache_kernels.attend_rows.op import attend_rows, column_mass
 from chunkcache_kernels.attend_rows.spec import ATTEND_ROWS, COLUMN_MASS
 from chunkcache_kernels.checks import KernelArgumentError
@@ -38,6 +40,17 @@ SHAPES: dict[str, dict[str, Any]] = {
     "odd head dim": {"head_dim": 20},
     "pages of five slots": {"page_tokens": 5},
 }
+
+
+@pytest.fixture(
+    scope="module", params=[1, None], ids=["small tiles", "tiles as they are"], autouse=True
+)
+def _tile_bytes(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Everything here holds whether keys fill many tiles or one."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param is not None:
+            patch.setattr(cpu, "TILE_BYTES", request.param)
+        yield
 
 
 @pytest.mark.parametrize("spec", [ATTEND_ROWS, COLUMN_MASS], ids=lambda spec: spec.name)

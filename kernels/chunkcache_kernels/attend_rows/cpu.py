@@ -4,14 +4,12 @@ Keys go in tiles that fit a core's cache, the query heads of one KV head folded 
 product serves them all. The rows that see a whole tile attend it without a mask, all at once; the few
 whose own position, or whose window's lower end, lies within the tile go under a mask; what the tiles
 give is joined by log-sum-exp. A tile reaches no further than the last row sees, so keys that no row
-sees are never touched, which keeps whatever lies there (0 * NaN is NaN) out of the result. Rows that
-are the last keys in a row (a plain prefill, or one behind a prefix) need no mask of ours: one causal
-part, and one of what stands before. Keys in one run of slots are views; others are gathered once, into
-the same strides, so both give the same bits.
+sees are never touched, which keeps whatever lies there (0 * NaN is NaN) out of the result. Keys in one
+run of slots are views; others are gathered once, into the same strides, so both give the same bits.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,7 +23,9 @@ TILE_BYTES = 512 << 10
 MIN_WHOLE_ROWS = 16
 """Fewer rows that see a whole tile go under a mask with the others: one call less."""
 MASKED_ROWS = 64
-"""Rows of one masked part (both measured: ``docs/experiments.md``)."""
+"""Rows of one masked part."""
+CLOSE_MASKED_ROWS = 128
+"""Rows of one masked part if they stand close to each other (all measured: ``docs/experiments.md``)."""
 SCORE_ROWS = 128
 """Largest number of rows whose scores are held at once where they must be held."""
 SCORE_ELEMENTS = 4 << 20
@@ -50,11 +50,15 @@ class _Part:
 
 @dataclass(frozen=True)
 class _RowParts:
-    """The parts of some rows, for as long as the same rows are asked about."""
+    """The parts of some rows, for as long as the same rows are asked about.
+
+    ``blind`` are the rows that see no key at all.
+    """
 
     query_positions: Tensor
     dtype: torch.dtype
     parts: tuple[_Part, ...]
+    blind: tuple[int, ...]
 
 
 def attend_rows_cpu(
@@ -73,29 +77,40 @@ def attend_rows_cpu(
     v = keys.read(v_pages).transpose(0, 1)
     queries = q.transpose(0, 1)
     grouped = queries.unflatten(0, (k.shape[0], -1))
-    num_seen = _num_seen_by_a_tail(keys, query_positions, window)
-    if softcap is None and num_seen:
-        attended = _attend_tail(grouped, k[:, :num_seen], v[:, :num_seen], scale)
-        return attended.flatten(0, 1).transpose(0, 1).contiguous()
-
-    out = torch.zeros_like(q, memory_format=torch.contiguous_format)
     if softcap is not None:
+        out = torch.zeros_like(q, memory_format=torch.contiguous_format)
         for rows, seen_keys in _score_slices(keys, query_positions, window, q.shape[1]):
             seen = visible(query_positions[rows], keys.positions[seen_keys], window)
             weights = _probabilities(queries[:, rows], k[:, seen_keys], seen, scale, softcap)
             attended = weights.to(q.dtype).flatten(1, 2) @ v[:, seen_keys]
             out[rows] = attended.reshape(q.shape[1], -1, q.shape[2]).transpose(0, 1)
         return out
-    attended = torch.zeros_like(grouped, memory_format=torch.contiguous_format)
-    lse = torch.full(grouped.shape[:3], float("-inf"))
-    for part in _parts(keys, query_positions, window, q, grouped.shape[1]):
+    attended = torch.empty_like(grouped, memory_format=torch.contiguous_format)
+    lse = torch.empty(grouped.shape[:3])
+    num_begun = 0
+    row_parts = _row_parts(keys, query_positions, window, q, grouped.shape[1])
+    for part in row_parts.parts:
         rows = part.rows
         own, own_lse = _attend(
             grouped[:, :, rows], k[:, part.keys], v[:, part.keys], part.mask, scale
         )
-        _join(attended[:, :, rows], lse[:, :, rows], own, own_lse)
-    out.copy_(attended.flatten(0, 1).transpose(0, 1))
-    return out
+        # Parts go up in rows within a tile, so the rows that have seen keys before come first.
+        num_joined = max(0, min(rows.stop, num_begun) - rows.start)
+        if num_joined:
+            joined = slice(rows.start, rows.start + num_joined)
+            _join(
+                attended[:, :, joined],
+                lse[:, :, joined],
+                own[:, :, :num_joined],
+                own_lse[:, :, :num_joined],
+            )
+        begun = slice(rows.start + num_joined, rows.stop)
+        attended[:, :, begun] = own[:, :, num_joined:]
+        lse[:, :, begun] = own_lse[:, :, num_joined:]
+        num_begun = max(num_begun, rows.stop)
+    if row_parts.blind:
+        attended[:, :, row_parts.blind] = 0
+    return attended.flatten(0, 1).transpose(0, 1).contiguous()
 
 
 def column_mass_cpu(
@@ -128,27 +143,9 @@ def column_mass_cpu(
     return torch.empty_like(mass).index_copy_(0, order, mass)
 
 
-def _num_seen_by_a_tail(keys: KeySlots, query_positions: Tensor, window: int | None) -> int:
-    """How many keys the rows see in all, if they are the last of them, in a row; else 0.
-
-    So it is in a plain prefill and behind a prefix that is there already.
-    """
-    num_rows = query_positions.shape[0]
-    if num_rows == 0:
-        return 0
-    last = query_positions[-1:].contiguous()
-    num_seen = int(torch.searchsorted(keys.positions, last, right=True))
-    if num_seen < num_rows:
-        return 0
-    if window is not None and window <= int(last - keys.positions[0]):
-        return 0
-    is_tail = torch.equal(query_positions, keys.positions[num_seen - num_rows : num_seen])
-    return num_seen if is_tail else 0
-
-
-def _parts(
+def _row_parts(
     keys: KeySlots, query_positions: Tensor, window: int | None, q: Tensor, num_groups: int
-) -> tuple[_Part, ...]:
+) -> _RowParts:
     """The parts of some rows; made at a request's first layer, remembered for the others."""
     name = f"row parts, window {window}, {num_groups} heads"
     known = keys.memo.get(name)
@@ -157,19 +154,23 @@ def _parts(
         and known.query_positions is query_positions
         and known.dtype == q.dtype
     ):
-        return known.parts
-    parts = tuple(_cut(keys, query_positions, window, q, num_groups))
-    keys.memo[name] = _RowParts(query_positions, q.dtype, parts)
-    return parts
-
-
-def _cut(
-    keys: KeySlots, query_positions: Tensor, window: int | None, q: Tensor, num_groups: int
-) -> Iterator[_Part]:
-    """Cut keys into tiles, and the rows that see a tile into those that see all of it and others."""
+        return known
     lows, highs = _key_bounds(keys, query_positions, window)
+    parts = tuple(_cut(lows, highs, q, num_groups))
+    blind = tuple(i for i, (low, high) in enumerate(zip(lows, highs, strict=True)) if low >= high)
+    found = _RowParts(query_positions, q.dtype, parts, blind)
+    keys.memo[name] = found
+    return found
+
+
+def _cut(lows: Sequence[int], highs: Sequence[int], q: Tensor, num_groups: int) -> Iterator[_Part]:
+    """Cut keys into tiles, and the rows that see a tile into those that see all of it and others.
+
+    Parts of a tile come in the order of their rows.
+    """
     if not highs:
         return
+    masks: dict[tuple[tuple[int, int], ...], Tensor] = {}  # rows in a row have few different ones
     tile = max(MASKED_ROWS, TILE_BYTES // (2 * q.shape[2] * q.element_size()))
     for start in range(lows[0], highs[-1], tile):
         end = min(start + tile, highs[-1])
@@ -179,16 +180,41 @@ def _cut(
         )
         if len(whole) < min(MIN_WHOLE_ROWS, len(seeing)):
             whole = seeing[:0]
-        else:
-            yield _Part(slice(whole.start, whole.stop), slice(start, end), None)
-        for partial in (range(seeing.start, whole.start), range(whole.stop, seeing.stop)):
-            for first in partial[::MASKED_ROWS]:
-                last = min(first + MASKED_ROWS, partial.stop) - 1
-                rows = slice(first, last + 1)
-                seen_keys = slice(max(start, lows[first]), min(end, highs[last]))
-                seen = visible(query_positions[rows], keys.positions[seen_keys], window)
-                mask = torch.zeros(seen.shape, dtype=q.dtype).masked_fill_(~seen, float("-inf"))
-                yield _Part(rows, seen_keys, mask.repeat(num_groups, 1))
+        before, after = range(seeing.start, whole.start), range(whole.stop, seeing.stop)
+        for rows in (*_masked_rows(before, highs), whole, *_masked_rows(after, highs)):
+            if not rows:
+                continue
+            keys = slice(max(start, lows[rows.start]), min(end, highs[rows.stop - 1]))
+            mask = None
+            if rows != whole:
+                num_keys = keys.stop - keys.start
+                within = tuple(
+                    (max(lows[row] - keys.start, 0), min(highs[row] - keys.start, num_keys))
+                    for row in rows
+                )
+                mask = masks.get(within)
+                if mask is None:
+                    mask = _mask(within, num_keys, q.dtype).repeat(num_groups, 1)
+                    masks[within] = mask
+            yield _Part(slice(rows.start, rows.stop), keys, mask)
+
+
+def _masked_rows(rows: range, highs: Sequence[int]) -> Iterator[range]:
+    """Cut rows that go under a mask: more rows make larger products, but more masked keys."""
+    while rows:
+        part = rows[:CLOSE_MASKED_ROWS]
+        if highs[part[-1]] - highs[part[0]] > 2 * CLOSE_MASKED_ROWS:
+            part = rows[:MASKED_ROWS]
+        yield part
+        rows = rows[len(part) :]
+
+
+def _mask(bounds: Sequence[tuple[int, int]], num_keys: int, dtype: torch.dtype) -> Tensor:
+    """What is added to scores ``[R, num_keys]`` if row ``i`` sees the keys within ``bounds[i]``."""
+    lows, highs = torch.tensor(bounds)[:, :, None].unbind(1)
+    key = torch.arange(num_keys)
+    seen = (key >= lows) & (key < highs)
+    return torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, float("-inf"))
 
 
 def _score_slices(
@@ -213,24 +239,6 @@ def _key_bounds(
         return [0] * len(highs), highs
     lows = torch.searchsorted(keys.positions, query_positions - window, right=True).tolist()
     return lows, highs
-
-
-def _attend_tail(grouped: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """Attend from rows ``[Hkv, G, R, D]`` that are the last R of the keys; the result likewise."""
-    num_groups, num_rows = grouped.shape[1:3]
-    first = k.shape[1] - num_rows
-    # Every row reads these again and again: one copy in reading order pays for itself.
-    own_k, own_v = (x[:, first:].repeat_interleave(num_groups, 0)[None] for x in (k, v))
-    own, own_lse = _attend_with_lse(
-        grouped.flatten(0, 1)[None], own_k, own_v, is_causal=True, scale=scale
-    )
-    own = own[0].unflatten(0, (-1, num_groups))
-    if first == 0:
-        return own
-    own_lse = own_lse[0].unflatten(0, (-1, num_groups))
-    own = own.contiguous()
-    _join(own, own_lse, *_attend(grouped, k[:, :first], v[:, :first], None, scale))
-    return own
 
 
 def _join(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> None:
