@@ -84,6 +84,8 @@ def check_model(model: str) -> dict[str, Any]:
             device=settings.device,
             dtype=settings.dtype,
             revision=settings.revision,
+            thinking=settings.thinking,
+            trust_remote_code=settings.trust_remote_code,
             progress=progress,
         )
         progress("comparing with the plain forward")
