@@ -5,6 +5,7 @@ merge across the joint. The joints that differ are counted and named, on a sampl
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from difflib import SequenceMatcher
 from itertools import accumulate, pairwise
 from typing import Literal
@@ -77,9 +78,16 @@ def check_template(
     }
     changed: set[int] = set()
     right = True
-    for tag, start, end, _, _ in SequenceMatcher(None, assembled, own, False).get_opcodes():
+    for tag, start, end, own_start, own_end in SequenceMatcher(
+        None, assembled, own, False
+    ).get_opcodes():
         if tag != "equal":
-            touched = {joint for joint in joints if start <= joint <= end}
+            before, behind = (
+                _slack(own, own_start, own_end)
+                if tag == "insert"
+                else _slack(assembled, start, end if tag == "delete" else start)
+            )
+            touched = {j for j in joints if start - before <= j <= end + behind}
             changed |= touched
             right = right and bool(touched)
     return TemplateReport(
@@ -112,6 +120,21 @@ def _pieces(
         ("question", encode(_QUESTION)),
         ("fixed", template.after_question),
     ]
+
+
+def _slack(ids: Sequence[int], start: int, end: int) -> tuple[int, int]:
+    """How far the run ``start .. end`` can be moved to either side with the same ids left out.
+
+    Which of several equal tokens in a row is the one too many is not for a comparison to know.
+    """
+    if start == end:
+        return 0, 0
+    before = behind = 0
+    while start - before > 0 and ids[start - before - 1] == ids[end - before - 1]:
+        before += 1
+    while end + behind < len(ids) and ids[end + behind] == ids[start + behind]:
+        behind += 1
+    return before, behind
 
 
 def _name(left: _Kind, right: _Kind) -> str:

@@ -4,6 +4,7 @@ The templates are written for these tests; what they share with a family's is wh
 to white space and to the date, and which control tokens it writes.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -239,6 +240,9 @@ CASES = {
 }  # fmt: skip
 
 
+_DATE = re.compile(r"strftime_now\('(.*?)'\)")
+
+
 @pytest.fixture(params=CASES)
 def case(request: Any) -> Case:
     return CASES[request.param]
@@ -298,7 +302,6 @@ def test_the_text_is_the_template_s(
         library.decode(list(ids), skip_special_tokens=False) for ids in (sum(pieces, ()), whole)
     )
     assert joined == at_once
-    assert chat.render(template.messages("SYS", "U")).count("SYS") == 1
 
 
 def test_white_space_around_the_system_text(case: Case, tokenizer: TextTokenizer) -> None:
@@ -319,8 +322,7 @@ def test_the_library_prints_the_same(
     )
     theirs = library.apply_chat_template(
         [dict(m) for m in messages],
-        chat_template=case.source.replace("strftime_now(", "pinned.strftime("),
-        pinned=PINNED_DATE,
+        chat_template=_DATE.sub(lambda m: f"'{PINNED_DATE:{m[1]}}'", case.source),
         tokenize=False,
         add_generation_prompt=True,
         enable_thinking=case.thinking,
