@@ -47,11 +47,20 @@ def check(
     model: Annotated[
         str, typer.Argument(help="'demo', a directory, a .gguf file or a hub id.", metavar="MODEL")
     ],
+    trust_remote_code: Annotated[
+        bool | None,
+        typer.Option(
+            "--trust-remote-code",
+            envvar="CHUNKCACHE_TRUST_REMOTE_CODE",
+            help="Run Python code that comes with the model; read it first.",
+            show_default="not run",
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run the gate on a model and print what it measured."""
     with reporting_errors(as_json=as_json):
-        found = check_model(model)
+        found = check_model(model, trust_remote_code=trust_remote_code)
     if as_json:
         print_json(found)
     else:
@@ -60,12 +69,16 @@ def check(
         raise typer.Exit(ExitCode.PARTIAL)
 
 
-def check_model(model: str) -> dict[str, Any]:
-    """Load a model, with the settings' device and dtype, and run its gate.
+def check_model(model: str, *, trust_remote_code: bool | None = None) -> dict[str, Any]:
+    """Load a model, with the settings' device and dtype, run its gate, compare its template.
+
+    Args:
+        model: As in the settings.
+        trust_remote_code: As in the settings; None takes theirs.
 
     Returns:
-        ``model``, ``family``, ``serves`` (``reuse`` or ``full``), its geometry, and ``gate`` with
-        every figure.
+        ``model``, ``family``, ``serves`` (``reuse`` or ``full``), its geometry, ``template`` with
+        the joints where the chat template's own ids differ, and ``gate`` with every figure.
 
     Raises:
         ModelError: It cannot be loaded, is not supported, or even its full prefill is not right.
@@ -74,9 +87,10 @@ def check_model(model: str) -> dict[str, Any]:
 
     from chunkcache.model.gate import check_gate, run_gate
     from chunkcache.model.loading import load_model
+    from chunkcache.model.template_check import check_template
     from chunkcache.settings import load_settings
 
-    settings = load_settings(model=model)
+    settings = load_settings(model=model, trust_remote_code=trust_remote_code)
     with progress_lines(f"loading {Path(model).name}") as progress:
         loaded = load_model(
             settings.model,
@@ -91,6 +105,7 @@ def check_model(model: str) -> dict[str, Any]:
         progress("comparing with the plain forward")
         report = run_gate(loaded.runner)
     check_gate(report)
+    template = check_template(loaded.chat, loaded.template, loaded.tokenizer)
     spec = loaded.runner.spec
     return {
         "model": report.model_name,
@@ -104,5 +119,6 @@ def check_model(model: str) -> dict[str, Any]:
         "windows": sorted({w for w in spec.windows if w is not None}),
         "rope_depends_on_length": spec.rope.is_length_dependent,
         "dtype": str(loaded.runner.dtype).removeprefix("torch."),
+        "template": msgspec.to_builtins(template),
         "gate": msgspec.to_builtins(report),
     }
