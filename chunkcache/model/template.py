@@ -141,9 +141,7 @@ def user_text(documents: str, question: str) -> str:
     return DOCUMENTS_INTRO + documents + QUESTION_INTRO + question + QUESTION_OUTRO
 
 
-def _later_turns(
-    between: tuple[str, str], encode: Callable[[str], tuple[int, ...]]
-) -> LaterTurns:
+def _later_turns(between: tuple[str, str], encode: Callable[[str], tuple[int, ...]]) -> LaterTurns:
     to_reply, to_next = between
     return LaterTurns(
         before_reply=encode(to_reply),

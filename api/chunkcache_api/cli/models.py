@@ -1,21 +1,23 @@
 """``chunkcache models``: what a model is fit for, before anything is built on it."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from chunkcache_api.cli.console import ExitCode, print_json, reporting_errors, results
+from chunkcache_api.cli.console import ExitCode, print_json, reporting_errors, results, say
 from chunkcache_api.cli.help_text import help_text
 from chunkcache_api.cli.opening import progress_lines
 from chunkcache_api.cli.options import JsonOption
-from chunkcache_api.cli.render import gate_table
+from chunkcache_api.cli.render import gate_table, size
 
 HELP = help_text(
-    """Check models before you build on them.
+    """Check models before you build on them, and convert those that cannot be loaded as they are.
 
     No store is opened and none is made.""",
     "chunkcache models check demo",
+    "chunkcache models convert ./old-model ./new-model",
 )
 CHECK_HELP = help_text(
     """Load a model and check that answers over cached chunks can be right.
@@ -29,17 +31,23 @@ CHECK_HELP = help_text(
     "chunkcache models check gemma-3-270m-q4_k_m.gguf",
 )
 
+CONVERT_HELP = help_text(
+    """Make a directory that can be loaded of a model that cannot.
+
+    SOURCE is a directory with a pickled checkpoint (pytorch_model.bin or its shards), or a .gguf
+    file. A pickle is a program: it is read by a reader that builds tensors and refuses everything
+    else, here and in no other command. DEST gets safetensors files, the configuration and the
+    tokenizer; it appears when it is complete.""",
+    "chunkcache models convert ./old-model ./new-model",
+    "chunkcache models convert gemma-3-270m-q4_k_m.gguf ./gemma-3-270m",
+)
+
 app = typer.Typer(
     help=HELP,
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-
-
-@app.callback()
-def models() -> None:
-    """Only ``check`` today; without this the group would be that command itself."""
 
 
 @app.command("check", help=CHECK_HELP)
@@ -67,6 +75,34 @@ def check(
         results.print(gate_table(found))
     if found["gate"]["full_only"]:
         raise typer.Exit(ExitCode.PARTIAL)
+
+
+@app.command("convert", help=CONVERT_HELP)
+def convert(
+    source: Annotated[Path, typer.Argument(help="A directory or a .gguf file.", metavar="SOURCE")],
+    dest: Annotated[Path, typer.Argument(help="The new directory.", metavar="DEST")],
+    as_json: JsonOption = False,
+) -> None:
+    """Convert a model's files and say what came of it."""
+    with reporting_errors(as_json=as_json):
+        from chunkcache.model.conversion import convert_model
+
+        with progress_lines(f"converting {source.name}") as progress:
+            done = convert_model(source.expanduser(), dest.expanduser(), progress)
+    if as_json:
+        print_json(
+            {
+                "source": str(source),
+                "directory": str(done.directory),
+                "tensors": done.num_tensors,
+                "weight_bytes": done.weight_bytes,
+            }
+        )
+    else:
+        say(
+            f"{done.num_tensors:,} tensors, {size(done.weight_bytes)}, in {dest}; next: "
+            f"chunkcache models check {shlex.quote(str(dest))}"
+        )
 
 
 def check_model(model: str, *, trust_remote_code: bool | None = None) -> dict[str, Any]:
