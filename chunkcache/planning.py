@@ -192,7 +192,8 @@ class PromptPlanner:
     def system_ids(self, system: str | None) -> tuple[int, ...]:
         """Token ids of a system prompt; None is the default one."""
         text = self._runtime.system if system is None else system
-        return self._runtime.model.tokenizer.encode_content(text)
+        model = self._runtime.model
+        return model.tokenizer.encode_content(model.template.system_text(text))
 
     def _chunk_groups(
         self, context: Sequence[Sequence[ContextRef]]

@@ -129,6 +129,8 @@ class Runtime:
                 device=settings.device,
                 dtype=settings.dtype,
                 revision=settings.revision,
+                thinking=settings.thinking,
+                trust_remote_code=settings.trust_remote_code,
                 progress=progress,
             )
             if env.network_filesystem is not None:

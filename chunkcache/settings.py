@@ -27,6 +27,11 @@ class Settings(BaseSettings):
     """Model to serve: ``demo``, a directory, a ``.gguf`` file, or a hub id."""
     revision: str | None = None
     """Hub revision of the model, where it comes from a hub."""
+    trust_remote_code: bool = False
+    """Whether Python code that comes with a model may be run; read it first. For models whose
+    configuration class derives from a supported family's; others are refused all the same."""
+    thinking: bool = False
+    """Whether a model whose chat template has a switch for it thinks before it answers."""
     device: str = "cpu"
     """Torch device that the model and its pages live on."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"

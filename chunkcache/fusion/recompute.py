@@ -50,6 +50,31 @@ class SequenceKV:
             k_pages, v_pages, KeySlots.of(slots, positions), runner.rotary.tables(len(slots))
         )
 
+    @classmethod
+    def alone(
+        cls,
+        runner: ModelRunner,
+        num_tokens: int,
+        *,
+        start: int = 0,
+        length_tokens: int | None = None,
+    ) -> "SequenceKV":
+        """Pages of their own for a stretch of a sequence, in no pool.
+
+        Args:
+            runner: The model.
+            num_tokens: Tokens of the stretch.
+            start: Position of the first of them.
+            length_tokens: Length of the whole sequence; None is ``start + num_tokens``.
+        """
+        spec = runner.spec
+        shape = (spec.num_layers, 1, num_tokens, spec.num_kv_heads, spec.head_dim)
+        k, v = (torch.empty(shape, dtype=runner.dtype, device=runner.device) for _ in range(2))
+        slots = torch.arange(num_tokens, device=runner.device)
+        end = start + num_tokens
+        rotary = runner.rotary.between(start, end, length_tokens or end)
+        return cls(k, v, KeySlots.of(slots, slots + start), rotary)
+
 
 @dataclass(frozen=True)
 class LayerRows:

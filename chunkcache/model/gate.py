@@ -26,7 +26,6 @@ from chunkcache.identity import EntryIdentity, TenantNamespace, digest_fields
 from chunkcache.model.prefill import IsolatedPrefill
 from chunkcache.model.runner import ModelRunner
 from chunkcache.model.spec import ModelSpec
-from chunkcache_kernels.paged import KeySlots
 
 GATE_VERSION = 2
 """Raised when the gate checks something else."""
@@ -100,7 +99,7 @@ def run_gate(runner: ModelRunner) -> GateReport:
     chunks = [draw(n) for n in (max(first, _edge_tokens(spec)), *others)]
     ids = sum(chunks, draw(_OPENING_TOKENS)) + draw(_QUESTION_TOKENS)
     token_ids = torch.tensor(ids, device=device)
-    fused = _pages(runner, len(ids))
+    fused = SequenceKV.alone(runner, len(ids))
     prefill, codec = IsolatedPrefill(runner), codec_by_name("raw", runner.dtype)
     entries = [
         prefill.compute(
@@ -175,7 +174,7 @@ def _rotation_difference(runner: ModelRunner, entry: Entry) -> float:
     library: Any = sys.modules[type(decoder.layers[0].self_attn).__module__]
     worst = 0.0
     for start, length_tokens in sorted(cases):
-        here = _pages(runner, num_tokens, start=start, length_tokens=length_tokens)
+        here = SequenceKV.alone(runner, num_tokens, start=start, length_tokens=length_tokens)
         place_entry(here, entry, 0)
         # A length-dependent module is shown the whole length, as a forward would.
         first = 0 if spec.rope.is_length_dependent else start
@@ -199,15 +198,3 @@ def _relative(measured: torch.Tensor, reference: torch.Tensor) -> float:
     difference = float((measured - reference).abs().max())
     scaled = difference / max(1.0, float(reference.abs().max()))
     return scaled if math.isfinite(scaled) else sys.float_info.max
-
-
-def _pages(
-    runner: ModelRunner, num_tokens: int, *, start: int = 0, length_tokens: int | None = None
-) -> SequenceKV:
-    """Pages of their own for the tokens ``start ..`` of a sequence of that length."""
-    spec = runner.spec
-    shape = (spec.num_layers, 1, num_tokens, spec.num_kv_heads, spec.head_dim)
-    k, v = (torch.empty(shape, dtype=runner.dtype, device=runner.device) for _ in range(2))
-    slots = torch.arange(num_tokens, device=runner.device)
-    rotary = runner.rotary.between(start, start + num_tokens, length_tokens or num_tokens)
-    return SequenceKV(k, v, KeySlots.of(slots, slots + start), rotary)

@@ -7,7 +7,6 @@ From a hub id, a local directory, a GGUF file, or the demo model. This is the on
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +15,24 @@ from safetensors import SafetensorError
 
 from chunkcache.errors import ModelFilesError, UnsupportedModelError
 from chunkcache.identity import ModelIdentity, digest_fields
+from chunkcache.model.chat_template import PLAIN_TEMPLATE, ChatTemplate
+from chunkcache.model.config_files import code_digest, load_config, runs_own_code
 from chunkcache.model.demo import DEMO_MODEL, demo_gguf_path
 from chunkcache.model.gguf import convert_gguf
+from chunkcache.model.json_files import read_json
 from chunkcache.model.loading_info import check_loading_info
 from chunkcache.model.quiet import without_progress_bars
 from chunkcache.model.runner import ModelRunner
 from chunkcache.model.spec import spec_from_config
-from chunkcache.model.template import PromptTemplate, render_chat, split_template
+from chunkcache.model.template import PromptTemplate, split_template
 from chunkcache.model.tokenising import TextTokenizer
+from chunkcache.model.tokenizer_files import read_tokenizer_files
 from chunkcache.model.weights_digest import FileDigests
 
 _VOLATILE_CONFIG_KEYS = frozenset(
     {"_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache", "architectures"}
 )
+_HUB_PATTERNS = ("*.json", "*.safetensors", "*.jinja", "*.model", "merges.txt", "vocab.txt")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 Progress = Callable[[str], None]
@@ -41,6 +45,7 @@ class LoadedModel:
     Attributes:
         runner: The forward.
         tokenizer: Text to ids and back.
+        chat: The model's chat template.
         template: The prompt's fixed segments.
         bos_token_id: Id of BOS, or None.
         source_dir: Directory the files came from.
@@ -48,6 +53,7 @@ class LoadedModel:
 
     runner: ModelRunner
     tokenizer: TextTokenizer
+    chat: ChatTemplate
     template: PromptTemplate
     bos_token_id: int | None
     source_dir: Path
@@ -60,6 +66,8 @@ def load_model(
     device: str = "cpu",
     dtype: str = "auto",
     revision: str | None = None,
+    thinking: bool = False,
+    trust_remote_code: bool = False,
     progress: Progress = lambda line: None,
 ) -> LoadedModel:
     """Load a model by name or path.
@@ -71,43 +79,57 @@ def load_model(
         dtype: ``float32``, ``bfloat16``, ``float16``, or ``auto``: fp32 on the CPU (bf16 is
             several times slower on most), bf16 elsewhere.
         revision: Hub revision, for hub ids.
+        thinking: What a chat template with a switch for it is told.
+        trust_remote_code: Whether a model directory's own Python code may be run.
         progress: Told what is going on, one line at a time.
 
     Raises:
         ModelFilesError: Files are missing or unreadable; the message names them.
         UnsupportedModelError: The family or a property of it is not supported.
     """
-    source_dir = _resolve(model, cache_dir, revision, progress)
-    config = _load_config(source_dir)
+    source_dir = _resolve(model, cache_dir, revision, progress, with_code=trust_remote_code)
+    with_own_code = runs_own_code(source_dir, trust_remote_code=trust_remote_code)
+    if with_own_code:
+        progress(f"running the Python code that comes with {source_dir.name}, as you asked")
+    config = load_config(source_dir, with_own_code=with_own_code)
     spec = spec_from_config(config)
     chosen = _choose_dtype(dtype, device)
     files = _weight_files(source_dir)
-    definition = _tokenizer_definition(source_dir)
-    tokenizer = _tokenizer(definition, source_dir)
+    text_files = read_tokenizer_files(source_dir)
+    tokenizer = _tokenizer(text_files.definition, source_dir)
     if tokenizer.max_token_id >= config.vocab_size:
         raise ModelFilesError(
             f"the tokenizer has ids up to {tokenizer.max_token_id}, the model an embedding of "
             f"{config.vocab_size} rows: they do not belong together"
         )
     weights = FileDigests(cache_dir / "weights-digests.json").digest_all(files)
-    identity = _identity(config, weights, tokenizer, chosen)
+    code = code_digest(source_dir) if with_own_code else None
+    identity = _identity(config, weights, tokenizer, chosen, code)
     progress(f"loading {model}")
     attention = "eager" if spec.family.attention_softcap else "sdpa"
-    hf_model = _load_weights(source_dir, chosen, device, attention)
-    tokenizer_config = _read_json(source_dir / "tokenizer_config.json", required=False)
-    special = _special_tokens(tokenizer_config)
+    hf_model = _load_weights(source_dir, chosen, device, attention, with_own_code=with_own_code)
+    special = text_files.special_tokens
+    chat = ChatTemplate(text_files.chat_template or PLAIN_TEMPLATE, special, thinking)
     name = source_dir.name if Path(model).expanduser().exists() else model
+    template = split_template(chat, tokenizer)
+    if chat.is_plain:
+        progress(f"{name} has no chat template: prompts are plain text")
+    elif not template.has_system:
+        progress(f"{name}'s chat template takes no system text: it goes into the user's turn")
     runner = ModelRunner(hf_model, identity, name, _eos_ids(hf_model))
     return LoadedModel(
         runner=runner,
         tokenizer=tokenizer,
-        template=_template(source_dir, tokenizer_config, special, tokenizer),
+        chat=chat,
+        template=template,
         bos_token_id=_bos_id(config, special, tokenizer),
         source_dir=source_dir,
     )
 
 
-def _resolve(model: str, cache_dir: Path, revision: str | None, progress: Progress) -> Path:
+def _resolve(
+    model: str, cache_dir: Path, revision: str | None, progress: Progress, *, with_code: bool
+) -> Path:
     if model == DEMO_MODEL:
         return convert_gguf(demo_gguf_path(), cache_dir / "models", progress)
     path = Path(model).expanduser()
@@ -125,39 +147,13 @@ def _resolve(model: str, cache_dir: Path, revision: str | None, progress: Progre
             snapshot_download(
                 model,
                 revision=revision,
-                allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.model"],
+                allow_patterns=[*_HUB_PATTERNS, *(["*.py"] if with_code else [])],
             )
         )
     except (OSError, ValueError, RuntimeError) as error:
         raise ModelFilesError(
             f"{model!r} is neither a directory nor a model that the hub gives: "
             f"{type(error).__name__}"
-        ) from error
-
-
-def _read_json(path: Path, *, required: bool = True) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        if not required:
-            return {}
-        raise ModelFilesError(f"{path.parent} has no {path.name}") from error
-    except (OSError, ValueError) as error:
-        raise ModelFilesError(f"{path} cannot be read: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelFilesError(f"{path} does not hold a JSON object")
-    return value
-
-
-def _load_config(source_dir: Path) -> Any:
-    from transformers import AutoConfig
-
-    raw = _read_json(source_dir / "config.json")
-    try:
-        return AutoConfig.from_pretrained(source_dir, trust_remote_code=False)
-    except (ValueError, KeyError, OSError) as error:
-        raise UnsupportedModelError(
-            f"model type {raw.get('model_type')!r} is not known to this transformers release"
         ) from error
 
 
@@ -170,7 +166,7 @@ def _choose_dtype(dtype: str, device: str) -> torch.dtype:
 
 
 def _weight_files(source_dir: Path) -> list[Path]:
-    index = _read_json(source_dir / "model.safetensors.index.json", required=False)
+    index = read_json(source_dir / "model.safetensors.index.json", required=False)
     if (source_dir / "adapter_config.json").is_file():
         raise UnsupportedModelError(
             f"{source_dir.name} holds an adapter (adapter_config.json); merge it first"
@@ -183,21 +179,13 @@ def _weight_files(source_dir: Path) -> list[Path]:
     missing = [f.name for f in files if not f.is_file()]
     if missing or not files:
         other = [p.name for p in source_dir.glob("*.bin")]
-        hint = f" (found {', '.join(other)}: pickle checkpoints are not loaded)" if other else ""
+        hint = (
+            f" (found {', '.join(other)}: pickle checkpoints are not loaded; see chunkcache models convert)"
+            if other
+            else ""
+        )
         raise ModelFilesError(f"{source_dir} has no {', '.join(missing)}{hint}")
     return files
-
-
-def _tokenizer_definition(source_dir: Path) -> str:
-    path = source_dir / "tokenizer.json"
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise ModelFilesError(
-            f"{source_dir} has no tokenizer.json: a model without its tokenizer cannot read text"
-        ) from error
-    except (OSError, ValueError) as error:
-        raise ModelFilesError(f"{path} cannot be read: {error}") from error
 
 
 def _tokenizer(definition: str, source_dir: Path) -> TextTokenizer:
@@ -207,7 +195,9 @@ def _tokenizer(definition: str, source_dir: Path) -> TextTokenizer:
         raise ModelFilesError(f"tokenizer.json in {source_dir} is not usable: {error}") from error
 
 
-def _load_weights(source_dir: Path, dtype: torch.dtype, device: str, attention: str) -> Any:
+def _load_weights(
+    source_dir: Path, dtype: torch.dtype, device: str, attention: str, *, with_own_code: bool
+) -> Any:
     from transformers import AutoModelForCausalLM
 
     try:
@@ -215,7 +205,7 @@ def _load_weights(source_dir: Path, dtype: torch.dtype, device: str, attention: 
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 source_dir,
                 dtype=dtype,
-                trust_remote_code=False,
+                trust_remote_code=with_own_code,
                 use_safetensors=True,
                 attn_implementation=attention,
                 output_loading_info=True,
@@ -228,29 +218,27 @@ def _load_weights(source_dir: Path, dtype: torch.dtype, device: str, attention: 
 
 
 def _identity(
-    config: Any, weights: bytes, tokenizer: TextTokenizer, dtype: torch.dtype
+    config: Any,
+    weights: bytes,
+    tokenizer: TextTokenizer,
+    dtype: torch.dtype,
+    code: bytes | None,
 ) -> ModelIdentity:
     facts = {k: v for k, v in config.to_dict().items() if k not in _VOLATILE_CONFIG_KEYS}
     rope = facts.pop("rope_parameters", None)
+    fields: list[tuple[str, bytes | str]] = [
+        ("json", json.dumps(facts, sort_keys=True, default=str))
+    ]
+    if code is not None:
+        fields.append(("code", code))
     return ModelIdentity(
         weights=weights,
-        config=digest_fields("config", [("json", json.dumps(facts, sort_keys=True, default=str))]),
+        config=digest_fields("config", fields),
         rope=digest_fields("rope", [("json", json.dumps(rope, sort_keys=True, default=str))]),
         tokenizer=tokenizer.digest,
         adapter=None,
         compute_dtype=str(dtype).removeprefix("torch."),
     )
-
-
-def _special_tokens(tokenizer_config: dict[str, Any]) -> dict[str, str]:
-    found = {}
-    for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
-        value = tokenizer_config.get(name)
-        if isinstance(value, dict):
-            value = value.get("content")
-        if isinstance(value, str):
-            found[name] = value
-    return found
 
 
 def _eos_ids(hf_model: Any) -> frozenset[int]:
@@ -272,19 +260,3 @@ def _bos_id(config: Any, special: dict[str, str], tokenizer: TextTokenizer) -> i
         return ids[0]
     value = getattr(config, "bos_token_id", None)
     return value if isinstance(value, int) else None
-
-
-def _template(
-    source_dir: Path,
-    tokenizer_config: dict[str, Any],
-    special: dict[str, str],
-    tokenizer: TextTokenizer,
-) -> PromptTemplate:
-    path = source_dir / "chat_template.jinja"
-    text = path.read_text(encoding="utf-8") if path.is_file() else None
-    text = text or tokenizer_config.get("chat_template")
-    if isinstance(text, list):
-        named = {t["name"]: t["template"] for t in text}
-        text = named.get("default")
-    render = partial(render_chat, text, special_tokens=special) if text else None
-    return split_template(render, tokenizer, special.get("bos_token", ""))

@@ -150,7 +150,7 @@ def _family(config: Any) -> FamilyFacts:
         raise UnsupportedModelError(
             f"model type {model_type!r} has multi-axis positions (M-RoPE): a token has no one position"
         )
-    facts = FAMILIES.get(model_type)
+    facts = FAMILIES.get(model_type) or _family_that_code_derives_from(config)
     if facts is None:
         known = f"the table of families ({', '.join(sorted(FAMILIES))})"
         if rope:
@@ -160,6 +160,19 @@ def _family(config: Any) -> FamilyFacts:
             "hold their position otherwise cannot be moved"
         )
     return facts
+
+
+def _family_that_code_derives_from(config: Any) -> FamilyFacts | None:
+    """The supported family behind a configuration class that came with the model's own code.
+
+    Whether its forward is the family's is for the gate to say. The library's own classes derive
+    from one another too, but are other families.
+    """
+    kind = type(config)
+    if not kind.__module__.startswith("transformers_modules."):
+        return None
+    types = (vars(base).get("model_type") for base in kind.__mro__)
+    return next((FAMILIES[t] for t in types if t in FAMILIES), None)
 
 
 def _scale(config: Any, facts: FamilyFacts, head_dim: int) -> float:

@@ -4,15 +4,11 @@ Documents and the question are put between the segments as token ids that were m
 alone; no text is ever assembled and tokenised again.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import date
-
-from jinja2 import TemplateError
-from jinja2.exceptions import SecurityError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from chunkcache.errors import UnsupportedModelError
+from chunkcache.model.chat_template import ChatTemplate, Message
 from chunkcache.model.tokenising import TextTokenizer
 from chunkcache.model.turns import split_turns
 
@@ -21,11 +17,11 @@ DOCUMENTS_INTRO = "Documents:\n\n"
 DOCUMENT_JOINT = "\n\n"
 QUESTION_INTRO = "\n\nQuestion: "
 QUESTION_OUTRO = "\nAnswer in one short sentence."
-PINNED_DATE = date(2024, 7, 26)
-"""Templates that print today's date get this one: a prompt must not change overnight."""
 
 _SYSTEM_MARK = "\ue000chunkcache-system\ue001"
 _USER_MARK = "\ue000chunkcache-user\ue001"
+_PADDING = " \n "
+"""White space around a mark, to see whether a template strips it."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +50,13 @@ class PromptTemplate:
         before_question: From the last document to the question.
         after_question: From the question to where the answer starts.
         has_system: Whether the template has a place for a system text; where it does not, the
-            system text is put in front of the documents.
+            system text is put in front of the documents, in the user's turn.
         before_text: From the system text to a message without documents.
         after_text: From a message, as it is, to where the answer starts.
         later_turns: What stands between turns; None for a template that takes one turn only.
+        trims_system_start: Whether the template strips white space in front of the system text.
+        trims_system_end: The same, behind it.
+        parts_as_lists: Whether the template wants a message's content as a list of parts.
     """
 
     before_system: tuple[int, ...]
@@ -69,96 +68,151 @@ class PromptTemplate:
     before_text: tuple[int, ...] = ()
     after_text: tuple[int, ...] = ()
     later_turns: LaterTurns | None = None
+    trims_system_start: bool = False
+    trims_system_end: bool = False
+    parts_as_lists: bool = False
+
+    def system_text(self, text: str) -> str:
+        """The system text as this template prints it."""
+        text = text.lstrip() if self.trims_system_start else text
+        return text.rstrip() if self.trims_system_end else text
+
+    def messages(self, system: str, user: str) -> tuple[Message, ...]:
+        """The messages that the segments stand for: what the template itself would be given."""
+        if self.has_system:
+            return _messages(system, user, parts_as_lists=self.parts_as_lists)
+        return _messages(None, system + DOCUMENT_JOINT + user, parts_as_lists=self.parts_as_lists)
 
 
-def render_chat(
-    chat_template: str, messages: Sequence[dict[str, str]], special_tokens: dict[str, str]
-) -> str:
-    """Render a chat template in a sandbox, with its clock pinned.
+@dataclass(frozen=True)
+class _Split:
+    """A rendered template's text around its two marks."""
 
-    Raises:
-        UnsupportedModelError: The template raises, or tries what the sandbox forbids.
-    """
-
-    def raise_exception(message: str) -> None:
-        raise TemplateError(message)
-
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = PINNED_DATE.strftime
-    try:
-        return environment.from_string(chat_template).render(
-            messages=list(messages),
-            add_generation_prompt=True,
-            date_string=PINNED_DATE.strftime("%d %b %Y"),
-            **special_tokens,
-        )
-    except SecurityError as error:
-        raise UnsupportedModelError(f"the chat template is not safe to run: {error}") from error
-    except TemplateError as error:
-        raise UnsupportedModelError(f"the chat template fails: {error}") from error
+    opening: str
+    middle: str
+    closing: str
+    has_system: bool = True
+    trims_system_start: bool = False
+    trims_system_end: bool = False
+    parts_as_lists: bool = False
 
 
-def split_template(
-    render: Callable[[Sequence[dict[str, str]]], str] | None,
-    tokenizer: TextTokenizer,
-    bos_text: str,
-) -> PromptTemplate:
+def split_template(chat: ChatTemplate, tokenizer: TextTokenizer) -> PromptTemplate:
     """Split a chat template into the segments of a :class:`PromptTemplate`.
 
     Args:
-        render: Renders messages to text (:func:`render_chat` with its template bound); None for
-            a model without a chat template, which gets plain text behind its BOS.
+        chat: The template.
         tokenizer: Encodes the fixed parts.
-        bos_text: Text of the BOS token, empty for a model without one.
 
     Raises:
         UnsupportedModelError: The template changes, repeats or drops what it is given.
     """
-    if render is None:
-        opening, middle, closing, has_system = bos_text, DOCUMENT_JOINT, "\n", True
-        between: tuple[str, str] | None = (closing, DOCUMENT_JOINT)
-    else:
-        opening, middle, closing, has_system = _split_rendered(render)
-        between = split_turns(render, has_system=has_system, closing=closing)
+    split = _split_rendered(chat)
+
+    between = split_turns(
+        lambda messages: chat.render(
+            [_message(m["role"], m["content"], split.parts_as_lists) for m in messages]
+        ),
+        has_system=split.has_system,
+        closing=split.closing,
+    )
+
+    def inner(text: str) -> tuple[int, ...]:
+        return tokenizer.encode_template(text, at_start=False)
+
     return PromptTemplate(
-        before_system=tokenizer.encode_template(opening),
-        before_documents=tokenizer.encode_template(middle + DOCUMENTS_INTRO),
-        joint=tokenizer.encode_template(DOCUMENT_JOINT),
-        before_question=tokenizer.encode_template(QUESTION_INTRO),
-        after_question=tokenizer.encode_template(QUESTION_OUTRO + closing),
-        has_system=has_system,
-        before_text=tokenizer.encode_template(middle),
-        after_text=tokenizer.encode_template(closing),
-        later_turns=None if between is None else _later_turns(*between, tokenizer),
+        before_system=tokenizer.encode_template(split.opening),
+        before_documents=inner(split.middle + DOCUMENTS_INTRO),
+        joint=inner(DOCUMENT_JOINT),
+        before_question=inner(QUESTION_INTRO),
+        after_question=inner(QUESTION_OUTRO + split.closing),
+        has_system=split.has_system,
+        before_text=inner(split.middle),
+        after_text=inner(split.closing),
+        later_turns=None if between is None else _later_turns(between, inner),
+        trims_system_start=split.trims_system_start,
+        trims_system_end=split.trims_system_end,
+        parts_as_lists=split.parts_as_lists,
     )
 
 
-def _later_turns(to_reply: str, to_next: str, tokenizer: TextTokenizer) -> LaterTurns:
+def user_text(documents: str, question: str) -> str:
+    """What the user's turn says, as one text: what the segments and ids stand for."""
+    return DOCUMENTS_INTRO + documents + QUESTION_INTRO + question + QUESTION_OUTRO
+
+
+def _later_turns(between: tuple[str, str], encode: Callable[[str], tuple[int, ...]]) -> LaterTurns:
+    to_reply, to_next = between
     return LaterTurns(
-        before_reply=tokenizer.encode_template(to_reply),
-        before_documents=tokenizer.encode_template(to_next + DOCUMENTS_INTRO),
-        before_text=tokenizer.encode_template(to_next),
+        before_reply=encode(to_reply),
+        before_documents=encode(to_next + DOCUMENTS_INTRO),
+        before_text=encode(to_next),
     )
 
 
-def _split_rendered(
-    render: Callable[[Sequence[dict[str, str]]], str],
-) -> tuple[str, str, str, bool]:
-    user = {"role": "user", "content": _USER_MARK}
-    try:
-        text = render([{"role": "system", "content": _SYSTEM_MARK}, user])
-    except UnsupportedModelError:
-        text = ""
-    has_system = text.count(_SYSTEM_MARK) == 1
-    if has_system and text.index(_SYSTEM_MARK) > text.find(_USER_MARK):
-        raise UnsupportedModelError("the chat template prints the system text behind the user's")
-    if not has_system:
-        text = render([user])
-    if text.count(_USER_MARK) != 1:
-        raise UnsupportedModelError("the chat template does not print the user's text once")
-    head, closing = text.split(_USER_MARK)
-    if not has_system:
-        return head, DOCUMENT_JOINT, closing, False
-    opening, middle = head.split(_SYSTEM_MARK)
-    return opening, middle, closing, True
+def _message(role: str, text: str, parts_as_lists: bool) -> Message:
+    return {"role": role, "content": [{"type": "text", "text": text}] if parts_as_lists else text}
+
+
+def _messages(system: str | None, user: str, *, parts_as_lists: bool) -> tuple[Message, ...]:
+    turns = (_message("user", user, parts_as_lists),)
+    return turns if system is None else (_message("system", system, parts_as_lists), *turns)
+
+
+def _split_rendered(chat: ChatTemplate) -> _Split:
+    """The first form of messages, from the commonest on, of which the template prints each once."""
+    refusal: UnsupportedModelError | None = None
+    for has_system in (True, False):
+        for parts_as_lists in (False, True):
+            form = _Form(chat, has_system, parts_as_lists)
+            try:
+                text = form.render()
+            except UnsupportedModelError as error:
+                if not parts_as_lists:
+                    refusal = error
+                continue
+            if text.count(_USER_MARK) == 1 and text.count(_SYSTEM_MARK) == has_system:
+                return form.split(text)
+            if not parts_as_lists:
+                refusal = None
+    raise refusal or UnsupportedModelError(
+        "the chat template does not print the user's text once, as it is"
+    )
+
+
+@dataclass(frozen=True)
+class _Form:
+    """One way to put the marks into messages."""
+
+    chat: ChatTemplate
+    has_system: bool
+    parts_as_lists: bool
+
+    def render(self, *, padding: str = "") -> str:
+        """The text with the marks in it; white space around the first of them."""
+        first = _SYSTEM_MARK if self.has_system else _USER_MARK
+        padded = padding + first + padding
+        return self.chat.render(
+            _messages(padded, _USER_MARK, parts_as_lists=self.parts_as_lists)
+            if self.has_system
+            else _messages(None, padded, parts_as_lists=self.parts_as_lists)
+        )
+
+    def split(self, text: str) -> _Split:
+        mark = _SYSTEM_MARK if self.has_system else _USER_MARK
+        opening, behind = text.split(mark)
+        if self.has_system and _USER_MARK in opening:
+            raise UnsupportedModelError(
+                "the chat template prints the system text behind the user's"
+            )
+        middle, closing = behind.split(_USER_MARK) if self.has_system else (DOCUMENT_JOINT, behind)
+        padded_opening, _, padded_behind = self.render(padding=_PADDING).partition(mark)
+        return _Split(
+            opening,
+            middle,
+            closing,
+            has_system=self.has_system,
+            trims_system_start=padded_opening == opening,
+            trims_system_end=self.has_system and padded_behind == behind,
+            parts_as_lists=self.parts_as_lists,
+        )

@@ -7,6 +7,7 @@ own text), one treats every character as plain text (for documents and questions
 import json
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from blake3 import blake3
 from tokenizers import Tokenizer
@@ -16,6 +17,14 @@ from chunkcache.identity import TokenizerDigest
 
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 _MARKUP = re.compile(r"<.*>|\[.*\]", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class _Pieces:
+    """Ids of a text, and from where to where in it each stands."""
+
+    ids: list[int]
+    spans: list[tuple[int, int]]
 
 
 class TextTokenizer:
@@ -38,6 +47,7 @@ class TextTokenizer:
         self.control_ids = frozenset(
             t["id"] for t in added if t["special"] or _MARKUP.fullmatch(t["content"].strip())
         )
+        self._unprinted_ids = frozenset(t["id"] for t in added if t["special"])
         self._template = Tokenizer.from_str(json.dumps(parsed))
         parsed["added_tokens"] = [t for t in added if t["id"] not in self.control_ids]
         parsed["post_processor"] = None
@@ -45,14 +55,22 @@ class TextTokenizer:
         vocab = self._template.get_vocab(with_added_tokens=True)
         self.max_token_id = max(vocab.values())
         self._byte_ids = frozenset(i for t, i in vocab.items() if _BYTE_TOKEN.fullmatch(t))
+        first = self._template.encode("a", add_special_tokens=False).tokens[:1]
+        self._has_dummy_space = bool(first) and first[0].startswith("\u2581")
 
     def definition(self) -> str:
         """The ``tokenizer.json`` text, without cutting or padding."""
         return self._template.to_str()
 
-    def encode_template(self, text: str) -> tuple[int, ...]:
-        """Encode text of our own or of the model's template; control tokens are read as such."""
-        return tuple(self._template.encode(text, add_special_tokens=False).ids)
+    def encode_template(self, text: str, *, at_start: bool = True) -> tuple[int, ...]:
+        """Encode text of our own or of the model's template; control tokens are read as such.
+
+        Args:
+            text: The text.
+            at_start: Whether it begins the prompt. Tokenizers in the manner of SentencePiece put a
+                dummy space in front of a text; inside a prompt there is none.
+        """
+        return tuple(self._encode(self._template, text, at_start=at_start).ids)
 
     def encode_content(self, text: str) -> tuple[int, ...]:
         """Encode untrusted text alone; no BOS, no EOS, no control token, whatever it says.
@@ -61,18 +79,35 @@ class TextTokenizer:
         still possible without the added-token table; such a piece is cut after its first
         character and both parts are encoded again.
         """
-        ids = self._content.encode(text, add_special_tokens=False)
-        if self.control_ids.isdisjoint(ids.ids):
-            return tuple(ids.ids)
-        first = next(i for i, t in enumerate(ids.ids) if t in self.control_ids)
-        start, end = ids.offsets[first]
+        return self._encode_content(text, at_start=True)
+
+    def _encode_content(self, text: str, *, at_start: bool) -> tuple[int, ...]:
+        pieces = self._encode(self._content, text, at_start=at_start)
+        first = next((i for i, t in enumerate(pieces.ids) if t in self.control_ids), None)
+        if first is None:
+            return tuple(pieces.ids)
+        start, end = pieces.spans[first]
         if end - start < 2:
             raise InvalidValueError(
                 f"the tokenizer maps the plain character {text[start:end]!r} to a control token",
                 param="text",
             )
-        cut = start + 1
-        return self.encode_content(text[:cut]) + self.encode_content(text[cut:])
+        head, tail = text[: start + 1], text[start + 1 :]
+        return self._encode_content(head, at_start=at_start) + self._encode_content(
+            tail, at_start=False
+        )
+
+    def _encode(self, encoder: Tokenizer, text: str, *, at_start: bool) -> "_Pieces":
+        if not at_start and self._has_dummy_space:
+            # Behind a newline there is no dummy space, and the newline merges with nothing.
+            behind = encoder.encode("\n", add_special_tokens=False).ids
+            found = encoder.encode("\n" + text, add_special_tokens=False)
+            skipped = len(behind)
+            if found.ids[:skipped] == behind:
+                spans = [(max(0, a - 1), b - 1) for a, b in found.offsets[skipped:]]
+                return _Pieces(found.ids[skipped:], spans)
+        found = encoder.encode(text, add_special_tokens=False)
+        return _Pieces(found.ids, found.offsets)
 
     def count_content(self, text: str) -> int:
         """Number of tokens of :meth:`encode_content`."""
@@ -88,7 +123,7 @@ class TextTokenizer:
 
     def stream(self) -> "IncrementalDecoder":
         """A decoder for one answer."""
-        return IncrementalDecoder(self.decode, self._byte_ids)
+        return IncrementalDecoder(self.decode, self._byte_ids, self._unprinted_ids)
 
 
 class IncrementalDecoder:
@@ -97,17 +132,21 @@ class IncrementalDecoder:
     The pieces, joined, equal the text of all the ids at once. Text is held back while its end may
     still change: a replacement character (bytes that are not a character yet), and the text of
     the newest tokens where what was certain before is no longer a prefix. A run of byte tokens is
-    held until it ends: one stray byte turns all of the run into replacement characters. Decoding
-    starts a few
-    tokens back (for tokenizers that treat a text's start in a special way), so a step costs the
+    held until it ends: one stray byte turns all of the run into replacement characters. Control
+    tokens are left out before anything is decoded, so that none stands where decoding starts.
+    Decoding starts a few tokens back (for tokenizers that treat a text's start in a special way), so a step costs the
     same however long the answer is.
     """
 
     def __init__(
-        self, decode: Callable[[Sequence[int]], str], byte_ids: frozenset[int] = frozenset()
+        self,
+        decode: Callable[[Sequence[int]], str],
+        byte_ids: frozenset[int] = frozenset(),
+        unprinted_ids: frozenset[int] = frozenset(),
     ) -> None:
         self._decode = decode
         self._byte_ids = byte_ids
+        self._unprinted_ids = unprinted_ids
         self._ids: list[int] = []
         self._emitted = ""
         self._window_start = 0
@@ -115,6 +154,8 @@ class IncrementalDecoder:
 
     def push(self, token_id: int) -> str:
         """Add one id; returns the text that became certain (may be empty)."""
+        if token_id in self._unprinted_ids:
+            return ""
         self._ids.append(token_id)
         if token_id in self._byte_ids:
             return ""

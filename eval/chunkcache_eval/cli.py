@@ -8,6 +8,7 @@ import typer
 
 from chunkcache_api.cli.app import app
 from chunkcache_api.cli.app import main as run_app
+from chunkcache_eval.models.cli import register as register_models
 from chunkcache_eval.quality.cli import register as register_quality
 
 eval_app = typer.Typer(
@@ -15,6 +16,7 @@ eval_app = typer.Typer(
 )
 app.add_typer(eval_app, name="eval")
 register_quality(eval_app)
+register_models(eval_app)
 
 
 @eval_app.callback()

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
-from chunkcache.model.template import PINNED_DATE
+from chunkcache.model.chat_template import PINNED_DATE
 from chunkcache.planning import AskOptions
 from chunkcache.testing import SPECIAL_TOKENS
 

@@ -1,10 +1,13 @@
 """``chunkcache models check``: the gate on the command line, without a store."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from chunkcache.fusion.place import place_entry
 
@@ -56,3 +59,40 @@ def test_a_model_that_is_refused(cli_json: Any, tmp_path: Path) -> None:
     assert "no rotary positions" in body["error"]["message"]
     body = cli_json("models", "check", tmp_path / "nothing", exit_code=1)
     assert body["error"]["code"] == "model_files"
+
+
+def test_the_template_and_its_joints(
+    cli: Any, cli_json: Any, model_dir: Any, tmp_path: Path
+) -> None:
+    template = cli_json("models", "check", model_dir())["template"]
+    assert (template["form"], template["system"], template["right"]) == ("chat", "turn", True)
+    assert sum(template["changed_joints"].values()) <= template["num_joints"]
+    model = Path(shutil.copytree(model_dir(), tmp_path / "no-template"))
+    (model / "tokenizer_config.json").unlink()
+    assert cli_json("models", "check", model)["template"]["form"] == "plain"
+    result = cli("models", "check", model)
+    assert "plain text" in result.stdout
+    assert "has no chat template" in result.stderr
+
+
+def test_a_pickled_checkpoint_is_converted(
+    cli: Any, cli_json: Any, model_dir: Any, tmp_path: Path
+) -> None:
+    source, dest = tmp_path / "old", tmp_path / "new"
+    shutil.copytree(model_dir(), source)
+    tensors = load_file(source / "model.safetensors")
+    torch.save(tensors, source / "pytorch_model.bin")
+    (source / "model.safetensors").unlink()
+    refused = cli_json("models", "check", source, exit_code=1)
+    assert refused["error"]["code"] == "model_files"
+    assert "chunkcache models convert" in refused["error"]["message"]
+    done = cli_json("models", "convert", source, dest)
+    assert (done["directory"], done["tensors"]) == (str(dest), len(tensors))
+    assert done["weight_bytes"] == (dest / "model.safetensors").stat().st_size
+    assert cli_json("models", "check", dest)["serves"] == "reuse"
+    assert (
+        cli_json("models", "convert", source, dest, exit_code=1)["error"]["code"] == "model_files"
+    )
+    result = cli("models", "convert", source, tmp_path / "third")
+    assert result.exit_code == 0
+    assert "models check" in result.stderr

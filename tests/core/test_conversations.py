@@ -9,7 +9,7 @@ import torch
 
 from chunkcache.errors import InvalidValueError, UnsupportedParameterError
 from chunkcache.loose_text import TextRef
-from chunkcache.model.template import render_chat
+from chunkcache.model.chat_template import ChatTemplate
 from chunkcache.planning import AskOptions, ChatTurn
 from chunkcache.testing import CHAT_TEMPLATE
 
@@ -54,7 +54,7 @@ def test_the_pieces_join_to_the_rendered_conversation(
             f"Documents:\n\n{p['bridge']}\n\n{p['harbour']}\n\nQuestion: And who keeps the key?",
         ),
     ]
-    expected = render_chat(CHAT_TEMPLATE, [{"role": r, "content": c} for r, c in contents], {})
+    expected = ChatTemplate(CHAT_TEMPLATE).render([{"role": r, "content": c} for r, c in contents])
     layout = filled.plan_chat(turns, AskOptions(system="Be brief.")).layout
     assert "".join(filled.runtime.model.tokenizer.decode_each(layout.token_ids)) == expected
     kinds = [s.kind for s in layout.segments]

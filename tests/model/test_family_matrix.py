@@ -10,73 +10,15 @@ import pytest
 import torch
 
 from chunkcache.engine.decode import DecodeRow, DecodeTile
-from chunkcache.fusion.place import place_entry
-from chunkcache.fusion.recompute import SequenceKV
-from chunkcache.identity import EntryIdentity, TenantNamespace
 from chunkcache.testing import TINY_FAMILIES
-from chunkcache_kernels.paged import KeySlots
+from chunkcache_eval.models.cells import (
+    CELLS,
+    PROMPT_TOKENS,
+    cell_config,
+    randomise_vectors,
+)
+from chunkcache_eval.models.matrix import measure_cell
 
-MAX_POSITIONS = 256
-THETA = {"rope_theta": 10000.0}
-
-
-def _longrope(original: int, num_angles: int) -> dict[str, Any]:
-    return {
-        "rope_type": "longrope",
-        "factor": MAX_POSITIONS / original,
-        "short_factor": [1.0 + 0.1 * i for i in range(num_angles)],
-        "long_factor": [2.0 + 0.7 * i for i in range(num_angles)],
-        "original_max_position_embeddings": original,
-        **THETA,
-    }
-
-
-ROPES: dict[str, dict[str, Any]] = {
-    "default": {"rope_type": "default", **THETA},
-    "linear": {"rope_type": "linear", "factor": 2.0, **THETA},
-    "llama3": {
-        "rope_type": "llama3",
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 64,
-        **THETA,
-    },
-    "yarn": {
-        "rope_type": "yarn",
-        "factor": 4.0,
-        "original_max_position_embeddings": 64,
-        **THETA,
-    },
-    "dynamic": {"rope_type": "dynamic", "factor": 2.0, **THETA},
-    "longrope": _longrope(64, 8),
-}
-PROMPT_TOKENS = 100
-"""Longer than every window and every original length above."""
-
-
-def _config(family: str, rope: str) -> dict[str, Any]:
-    """The configuration of one cell; dynamic scaling starts at the model's own length."""
-    parameters: dict[str, Any] = ROPES[rope]
-    config: dict[str, Any] = {"max_position_embeddings": 64 if rope == "dynamic" else MAX_POSITIONS}
-    if family == "gemma3_text":
-        parameters = {
-            "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
-            "full_attention": parameters,
-        }
-    if family == "phi3":
-        parameters = _longrope(64, 4) if rope == "longrope" else parameters
-        parameters = parameters | {"partial_rotary_factor": 0.5}
-        config["original_max_position_embeddings"] = 64
-    return config | {"rope_parameters": parameters}
-
-
-CELLS = [
-    (family, rope)
-    for family in TINY_FAMILIES
-    for rope in ROPES
-    if family != "phi3" or rope in ("default", "longrope")
-]
 WINDOWED = [
     ("mistral", {"sliding_window": 20}),
     ("mixtral", {"sliding_window": 20}),
@@ -105,11 +47,7 @@ def bench_with_random_vectors(
         name = repr((family, config))
         if name not in made:
             bench = bench_of(family, seed=5, **config)
-            generator = torch.Generator().manual_seed(7)
-            for parameter in bench.runner.hf_model.parameters():
-                if parameter.dim() == 1:
-                    noise = torch.randn(parameter.shape, generator=generator)
-                    parameter.data += 0.3 * noise
+            randomise_vectors(bench.runner.hf_model)
             made[name] = bench
         return made[name]
 
@@ -139,43 +77,21 @@ def _assert_layer_0_is_exact(bench: Any) -> None:
 def test_full_and_layer_0_are_exact(
     bench_with_random_vectors: Callable[..., Any], family: str, rope: str
 ) -> None:
-    bench = bench_with_random_vectors(family, **_config(family, rope))
+    bench = bench_with_random_vectors(family, **cell_config(family, rope))
     _assert_full_is_the_plain_forward(bench)
     _assert_layer_0_is_exact(bench)
 
 
 @pytest.mark.parametrize(("family", "rope"), CELLS)
-@torch.inference_mode()
-def test_placed_keys_at_any_offset(
-    bench_with_random_vectors: Callable[..., Any], family: str, rope: str
+def test_what_is_measured_is_within_its_limit(
+    family: str, rope: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Layer-0 keys of a chunk at offsets 0, 1, 77 and the last one there is.
-
-    1. The library's forward of the chunk, told that it stands there.
-    2. The chunk's entry, computed at offset 0, placed there.
-    """
-    config = _config(family, rope)
-    bench = bench_with_random_vectors(family, **config)
-    chunk = bench.draw(9, 3)
-    identity = EntryIdentity(
-        bench.runner.digest, TenantNamespace(b"n" * 32), "alone", (), "raw", chunk
-    )
-    entry = bench.prefill.compute(identity, _raw())
-    for offset in (0, 1, 77, MAX_POSITIONS - 9):
-        end = offset + 9
-        k, v = (torch.zeros(len(entry.k), 1, 9, *entry.k.shape[2:]) for _ in range(2))
-        keys = KeySlots.of(torch.arange(9), torch.arange(offset, end))
-        here = SequenceKV(k, v, keys, bench.runner.rotary.between(offset, end, end))
-        place_entry(here, entry, 0)
-        expected_k, expected_v = bench.plain_kv(chunk, first_position=offset)
-        assert (k[0, 0] - expected_k[0]).abs().max() <= 1e-5
-        assert (v[0, 0] - expected_v[0]).abs().max() <= 1e-5
-
-
-def _raw() -> Any:
-    from chunkcache.codecs import codec_by_name
-
-    return codec_by_name("raw", torch.float32)
+    """As ``chunkcache eval models`` measures it: logits, keys at every offset, half precision."""
+    cell = measure_cell(family, rope, tmp_path_factory.mktemp("cell"))
+    assert cell.max_logit_diff <= 1e-4
+    assert cell.layer0_k_diff <= 1e-5
+    assert cell.bf16_noise > 0
+    assert cell.passed, cell
 
 
 @pytest.mark.parametrize(("family", "config"), WINDOWED)
@@ -202,7 +118,7 @@ def test_heads_of_any_form(
 def test_longrope_around_its_switch(
     bench_with_random_vectors: Callable[..., Any], family: str, num_tokens: int
 ) -> None:
-    bench = bench_with_random_vectors(family, **_config(family, "longrope"))
+    bench = bench_with_random_vectors(family, **cell_config(family, "longrope"))
     assert bench.runner.spec.rope.switch_tokens == 64
     fixed = bench.plan([bench.draw(1, 1)], "none").layout.num_tokens - 1
     chunks = [bench.draw(num_tokens - fixed, 1)]

@@ -1,13 +1,13 @@
 """Chat templates: split once around place-holders; odd ones are refused or handled by name."""
 
-from functools import partial
 from typing import Any
 
 import pytest
 
 from chunkcache.errors import UnsupportedModelError
 from chunkcache.fusion.layout import ChunkRef, Turn, build_layout
-from chunkcache.model.template import PromptTemplate, render_chat, split_template
+from chunkcache.model.chat_template import PLAIN_TEMPLATE, ChatTemplate
+from chunkcache.model.template import PromptTemplate, split_template
 from chunkcache.model.tokenising import TextTokenizer
 from chunkcache.testing import CHAT_TEMPLATE, tiny_tokenizer_json
 
@@ -21,8 +21,7 @@ DATED = "{{ strftime_now('%d %b %Y') }}{{ date_string }}" + CHAT_TEMPLATE
 
 
 def _split(template: str | None, **special: str) -> PromptTemplate:
-    render = partial(render_chat, template, special_tokens=special) if template else None
-    return split_template(render, TOKENIZER, special.get("bos_token", ""))
+    return split_template(ChatTemplate(template or PLAIN_TEMPLATE, special), TOKENIZER)
 
 
 def _text(template: PromptTemplate) -> str:
@@ -39,16 +38,14 @@ def _text(template: PromptTemplate) -> str:
 
 
 def test_the_pieces_join_to_the_rendered_prompt() -> None:
-    expected = render_chat(
-        CHAT_TEMPLATE,
+    expected = ChatTemplate(CHAT_TEMPLATE).render(
         [
             {"role": "system", "content": "SYS"},
             {
                 "role": "user",
                 "content": "Documents:\n\nDOC\n\nQuestion: Q\nAnswer in one short sentence.",
             },
-        ],
-        {},
+        ]
     )
     assert _text(_split(CHAT_TEMPLATE)) == expected
 

@@ -197,9 +197,21 @@ def gate_table(checked: dict[str, Any]) -> Table:
         _fact(
             table, what, f"{outcome}: differs by {gate[name]:.1e}, allowed {gate['tolerance']:.1e}"
         )
+    _fact(table, "template", _template_line(checked["template"]))
     serves = "reused chunks" if checked["serves"] == "reuse" else "full prefills alone, no reuse"
     _fact(table, "serves", f"{serves} (checked over {gate['num_tokens']:,} tokens)")
     return table
+
+
+def _template_line(template: dict[str, Any]) -> str:
+    """How the chat template is used, and where tokens would be others in one piece with it."""
+    how = "plain text: the model has no chat template"
+    if template["form"] == "chat":
+        place = "in its own place" if template["system"] == "turn" else "in the user's turn"
+        how = f"the model's own, system text {place}"
+    outcome = "" if template["right"] else "; DIFFERS from the template's own tokens"
+    changed = ", ".join(f"{n} {kind}" for kind, n in template["changed_joints"].items()) or "none"
+    return f"{how}{outcome}; {template['num_joints']} joints, tokenised otherwise: {changed}"
 
 
 def size(num_bytes: int) -> str:
