@@ -27,6 +27,7 @@ from chunkcache.short_thread import on_short_thread
 from chunkcache.splitting import DocumentSplitter
 from chunkcache.store.disk import DiskTier
 from chunkcache.store.environment import StoreEnvironment
+from chunkcache.store.eviction.registry import make_eviction
 from chunkcache.store.host import HostTier
 from chunkcache.store.lease import Lease
 from chunkcache.store.reports import keep_report, load_report
@@ -82,7 +83,12 @@ class Runtime:
             full_only=gate.full_only,
         )
         self.prefill = IsolatedPrefill(runner)
-        self.stack = TierStack(HostTier(settings.host_tier_bytes), DiskTier(env))
+        host = HostTier(
+            settings.host_tier_bytes,
+            make_eviction(settings.host_eviction, settings.host_tier_bytes),
+            max_pinned_ratio=settings.max_pinned_ratio,
+        )
+        self.stack = TierStack(host, DiskTier(env))
         self.pool = PagePool(
             runner.spec,
             num_tokens=settings.pool_tokens,

@@ -9,12 +9,14 @@ import typer
 from chunkcache_api.cli.app import app
 from chunkcache_api.cli.app import main as run_app
 from chunkcache_eval.quality.cli import register as register_quality
+from chunkcache_eval.trace.cli import register as register_trace
 
 eval_app = typer.Typer(
     no_args_is_help=True, help="Measure: how fast, on this machine, side by side."
 )
 app.add_typer(eval_app, name="eval")
 register_quality(eval_app)
+register_trace(eval_app)
 
 
 @eval_app.callback()
