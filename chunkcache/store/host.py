@@ -144,15 +144,12 @@ class HostTier:
         with self._lock:
             return key in self._residents
 
-    def pin(self, entry: Entry, ttl_s: float) -> bool:
+    def pin(self, entry: Entry, ttl_s: float) -> None:
         """Keep an entry from eviction for a time, admitting it if need be.
 
         Args:
             entry: What to pin. A removal of its document still takes it.
             ttl_s: Seconds from now; a pin that is there already is not made shorter.
-
-        Returns:
-            Whether it was not pinned before.
 
         Raises:
             PinLimitError: Pins would hold more than their share, or there is no room.
@@ -161,7 +158,12 @@ class HostTier:
             self._pins.check_room(entry.key, entry.num_bytes)
             if entry.key not in self._residents and self._admit(entry, must_admit=True) is None:
                 raise PinLimitError("what is in use at present leaves no room for the pinned chunks")
-            return self._pins.add(entry.key, entry.num_bytes, ttl_s)
+            self._pins.add(entry.key, entry.num_bytes, ttl_s)
+
+    def is_pinned(self, key: ChunkKey) -> bool:
+        """Whether an entry is pinned now."""
+        with self._lock:
+            return key in self._pins
 
     def unpin(self, key: ChunkKey) -> bool:
         """End a pin; says whether there was one."""

@@ -58,16 +58,15 @@ class Pins:
                 f"{num_bytes} more do not fit"
             )
 
-    def add(self, key: ChunkKey, num_bytes: int, ttl_s: float) -> bool:
-        """Pin an entry, or lengthen its pin; says whether the pin is new."""
+    def add(self, key: ChunkKey, num_bytes: int, ttl_s: float) -> None:
+        """Pin an entry, or lengthen its pin."""
         ends_at_s = self._clock() + ttl_s
         before = self._pins.get(key)
-        if before is not None:
-            self._pins[key] = _Pin(num_bytes, max(ends_at_s, before.ends_at_s))
-            return False
+        if before is None:
+            self._num_bytes += num_bytes
+        else:
+            ends_at_s = max(ends_at_s, before.ends_at_s)
         self._pins[key] = _Pin(num_bytes, ends_at_s)
-        self._num_bytes += num_bytes
-        return True
 
     def remove(self, key: ChunkKey) -> bool:
         """End a pin; says whether there was one."""

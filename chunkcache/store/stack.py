@@ -53,6 +53,8 @@ class TierStackStats:
         bytes: Bytes held, by tier.
         entries: Entries held, by tier.
         evictions: Entries pushed out of the host tier.
+        rejections: Entries that the host tier did not let in.
+        pinned_bytes: Bytes of the host tier's pinned entries.
         quarantined: Damaged entries met on disk.
         leases_open: Leases not yet released.
     """
@@ -66,6 +68,8 @@ class TierStackStats:
     bytes: Mapping[str, int]
     entries: Mapping[str, int]
     evictions: int
+    rejections: int
+    pinned_bytes: int
     quarantined: int
     leases_open: int
 
@@ -175,6 +179,42 @@ class TierStack:
         """
         return self._keep(entry, guard)
 
+    def pin(self, entry: Entry, ttl_s: float) -> bool:
+        """Keep an entry in RAM for a time; a removal of it ends that too.
+
+        Args:
+            entry: From a lease that the caller holds.
+            ttl_s: Seconds from now.
+
+        Returns:
+            Whether it is pinned now: not if it was removed meanwhile, or the disk could not keep it.
+
+        Raises:
+            PinLimitError: Pins would hold more than their share, or there is no room.
+        """
+        self._host.pin(entry, ttl_s)
+        return self._is_still_wanted(entry.key)
+
+    def is_pinned(self, key: ChunkKey) -> bool:
+        """Whether an entry is pinned now."""
+        return self._host.is_pinned(key)
+
+    def unpin(self, keys: Iterable[ChunkKey]) -> int:
+        """End pins; says how many there were."""
+        return sum(self._host.unpin(key) for key in keys)
+
+    def expect_use(self, entry: Entry, in_seconds: float) -> bool:
+        """Value an entry by a use that a caller announces.
+
+        Args:
+            entry: From a lease that the caller holds.
+            in_seconds: When it will be used.
+
+        Returns:
+            Whether RAM holds it now.
+        """
+        return self._host.expect_use(entry, in_seconds) and self._is_still_wanted(entry.key)
+
     def stats(self) -> TierStackStats:
         """A snapshot; counts of different tiers may be a few operations apart."""
         host, disk = self._host.stats(), self._disk
@@ -190,6 +230,8 @@ class TierStack:
                 bytes={"host": host.used_bytes, "disk": disk_bytes},
                 entries={"host": host.num_entries, "disk": disk_entries},
                 evictions=host.evictions,
+                rejections=host.rejections,
+                pinned_bytes=host.pinned_bytes,
                 quarantined=disk.num_quarantined if disk else 0,
                 leases_open=host.num_leases,
             )
@@ -338,6 +380,13 @@ class TierStack:
         with self._lock:
             self._stored += is_new
         return None
+
+    def _is_still_wanted(self, key: ChunkKey) -> bool:
+        """Undo an admission that came behind the entry's removal: the disk loses it first."""
+        if self._disk is None or self._disk.contains(key):
+            return True
+        self._host.discard(key)
+        return False
 
     def _count(self, counter: Counter[CountedT], label: CountedT) -> None:
         with self._lock:

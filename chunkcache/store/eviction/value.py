@@ -225,7 +225,8 @@ class ValuePolicy(EvictionPolicy):
         if expected is None or expected.lapses_at_s < now_s:
             return self._learned_value(past)
         ticks_left = max(0.0, expected.at_s - now_s) * self._ticks_per_s
-        return _weight(past.queue[1]) / max(ticks_left, FIRST_AGE)
+        # What is due now is worth what is surely used within the first stretch of age.
+        return _weight(past.queue[1]) / max(ticks_left, FIRST_AGE / 2)
 
     def _learned_value(self, past: _Past) -> float:
         reuse_class, weight_level = past.queue
