@@ -311,9 +311,5 @@ class HostTier:
 
 
 def _candidate(entry: Entry) -> Candidate:
-    """What a policy knows of an entry.
-
-    Behind neighbours a prefix is of the one chunk, and runs again with it; others are shared.
-    """
-    num_prefix_rows = len(entry.identity.prefix_ids) if entry.identity.behind else 0
-    return Candidate(entry.key, entry.num_bytes, entry.num_tokens + num_prefix_rows)
+    """What a policy knows of an entry."""
+    return Candidate(entry.key, entry.num_bytes, entry.identity.num_prefill_rows)

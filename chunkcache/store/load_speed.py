@@ -57,22 +57,26 @@ class LoadSpeed:
     def figures(self) -> Calibration:
         """Present figures: medians, which one slow read or a busy moment does not move."""
         with self._lock:
-            return self._figures()
+            return Calibration(median(self._prefill_s_per_row), median(self._load_s_per_byte))
 
-    def pays(self, num_bytes: int, num_rows: int) -> bool:
-        """Whether loading an entry is the quicker way; counts the question.
+    def is_slower(self, num_bytes: int, num_rows: int) -> bool:
+        """Whether loading an entry takes longer than computing it, by enough to matter.
 
         Args:
             num_bytes: Of the entry.
             num_rows: That a prefill of it runs.
         """
+        figures = self.figures()
+        load_s = num_bytes * figures.load_s_per_byte
+        return load_s >= num_rows * figures.prefill_s_per_row + _MIN_GAIN_S
+
+    def should_load(self, num_bytes: int, num_rows: int) -> bool:
+        """Whether to load an entry: where it is not slower, and now and then to see anew.
+
+        Arguments as in :meth:`is_slower`.
+        """
+        if not self.is_slower(num_bytes, num_rows):
+            return True
         with self._lock:
-            figures = self._figures()
-            load_s = num_bytes * figures.load_s_per_byte
-            if load_s < num_rows * figures.prefill_s_per_row + _MIN_GAIN_S:
-                return True
             self._num_slow += 1
             return self._num_slow % _LOAD_ANYWAY_EVERY == 0
-
-    def _figures(self) -> Calibration:
-        return Calibration(median(self._prefill_s_per_row), median(self._load_s_per_byte))
