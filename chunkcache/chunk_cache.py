@@ -51,9 +51,7 @@ class ChunkCache:
         self._ingest = DocumentIngest(
             runtime, self.catalog, planner.names, planner.system_ids(None)
         )
-        self._pins = DocumentPins(
-            runtime, self.catalog, planner.names, planner.system_ids(None)
-        )
+        self._pins = DocumentPins(runtime, self.catalog, planner.names, planner.system_ids(None))
         self._owns_runtime = owns_runtime
 
     @classmethod

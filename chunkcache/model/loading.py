@@ -21,7 +21,7 @@ from chunkcache.model.gguf import convert_gguf
 from chunkcache.model.loading_info import check_loading_info
 from chunkcache.model.quiet import without_progress_bars
 from chunkcache.model.runner import ModelRunner
-from chunkcache.model.spec import spec_from_config
+from chunkcache.model.spec import ModelSpec, spec_from_config
 from chunkcache.model.template import PromptTemplate, render_chat, split_template
 from chunkcache.model.tokenising import TextTokenizer
 from chunkcache.model.weights_digest import FileDigests
@@ -51,6 +51,42 @@ class LoadedModel:
     template: PromptTemplate
     bos_token_id: int | None
     source_dir: Path
+
+
+@dataclass(frozen=True)
+class ModelOutline:
+    """What a model's small files say, its weights left aside.
+
+    Attributes:
+        spec: Geometry.
+        tokenizer: Text to ids and back.
+        dtype: Compute dtype that it would be loaded in.
+    """
+
+    spec: ModelSpec
+    tokenizer: TextTokenizer
+    dtype: torch.dtype
+
+
+def outline_model(
+    model: str,
+    *,
+    cache_dir: Path,
+    device: str = "cpu",
+    dtype: str = "auto",
+    revision: str | None = None,
+    progress: Progress = lambda line: None,
+) -> ModelOutline:
+    """Read a model's configuration and tokenizer. A GGUF file is converted first, once.
+
+    Arguments and errors as in :func:`load_model`.
+    """
+    source_dir = _resolve(model, cache_dir, revision, progress)
+    return ModelOutline(
+        spec=spec_from_config(_load_config(source_dir)),
+        tokenizer=_tokenizer(_tokenizer_definition(source_dir), source_dir),
+        dtype=_choose_dtype(dtype, device),
+    )
 
 
 def load_model(

@@ -157,7 +157,9 @@ class HostTier:
         with self._lock:
             self._pins.check_room(entry.key, entry.num_bytes)
             if entry.key not in self._residents and self._admit(entry, must_admit=True) is None:
-                raise PinLimitError("what is in use at present leaves no room for the pinned chunks")
+                raise PinLimitError(
+                    "what is in use at present leaves no room for the pinned chunks"
+                )
             self._pins.add(entry.key, entry.num_bytes, ttl_s)
 
     def is_pinned(self, key: ChunkKey) -> bool:
@@ -304,7 +306,7 @@ class HostTier:
         self._pins.expire()
         pinned_bytes = sum(
             self._residents[key].entry.num_bytes
-            for key in self._pins.keys()
+            for key in self._pins
             if self._residents[key].num_leases == 0
         )
         return self._ledger.used_bytes - self._leased_bytes - pinned_bytes

@@ -4,7 +4,7 @@ Knows neither entries nor leases. Not locked: its owner serialises the calls, an
 the entry goes.
 """
 
-from collections.abc import Callable, KeysView, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from chunkcache.errors import PinLimitError
@@ -41,9 +41,9 @@ class Pins:
         pin = self._pins.get(key)
         return pin is not None and pin.ends_at_s > self._clock()
 
-    def keys(self) -> KeysView[ChunkKey]:
+    def __iter__(self) -> Iterator[ChunkKey]:
         """What is pinned, as of the last :meth:`expire`."""
-        return self._pins.keys()
+        return iter(self._pins)
 
     def check_room(self, key: ChunkKey, num_bytes: int) -> None:
         """See whether an entry may be pinned.

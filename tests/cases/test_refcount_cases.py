@@ -30,7 +30,12 @@ Passages = dict[str, str]
 def _entry(seed: int, num_tokens: int = 4) -> Entry:
     """An entry of 16 bytes a token that holds its seed everywhere."""
     identity = EntryIdentity(
-        ModelDigest(b"m" * 32), TenantNamespace(b"n" * 32), "alone", (), "raw32", (seed,) * num_tokens
+        ModelDigest(b"m" * 32),
+        TenantNamespace(b"n" * 32),
+        "alone",
+        (),
+        "raw32",
+        (seed,) * num_tokens,
     )
     k = torch.full((1, num_tokens, 1, 2), float(seed))
     return Entry(identity, identity.key(), k, k.clone())
