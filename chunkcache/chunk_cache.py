@@ -15,6 +15,7 @@ from chunkcache.errors import ChunkCacheError, DocumentNotFoundError, InvalidVal
 from chunkcache.fusion.plan import FusionPlan
 from chunkcache.ingest import DocumentIngest
 from chunkcache.neighbours import NeighbourFinder
+from chunkcache.pinning import DocumentPins, PinResult
 from chunkcache.planning import AskOptions, ChatTurn, ContextRef, PromptPlanner
 from chunkcache.precache import Item, OnProgress, PrecacheRun
 from chunkcache.results import Answer, IngestResult, PrecacheSummary, RemovalResult
@@ -50,6 +51,7 @@ class ChunkCache:
         self._ingest = DocumentIngest(
             runtime, self.catalog, planner.names, planner.system_ids(None)
         )
+        self._pins = DocumentPins(runtime, self.catalog, planner.names, planner.system_ids(None))
         self._owns_runtime = owns_runtime
 
     @classmethod
@@ -143,6 +145,50 @@ class ChunkCache:
         removed = result.removed
         self.runtime.stack.forget(removed.entry_keys)
         return RemovalResult(len(removed.entry_keys), len(removed.unprepared_chunk_ids))
+
+    def pin(self, document_ids: Iterable[str], *, ttl_s: float) -> PinResult:
+        """Keep documents' chunks in RAM for a time, whatever else comes. Missing entries are computed.
+
+        Pinning again lengthens. Deleting a document ends its pins.
+
+        Args:
+            document_ids: The documents.
+            ttl_s: Seconds from now, over 0.
+
+        Raises:
+            DocumentNotFoundError: A document is not there; nothing is pinned.
+            PinLimitError: They do not fit into the share of RAM that pins may hold; nothing that
+                was not pinned before is pinned.
+            InvalidValueError: ``ttl_s`` is not over 0.
+        """
+        return self._pins.pin(document_ids, ttl_s)
+
+    def unpin(self, document_ids: Iterable[str]) -> int:
+        """End the pins of documents' chunks; says of how many chunks.
+
+        Raises:
+            DocumentNotFoundError: A document is not there.
+        """
+        return self._pins.unpin(document_ids)
+
+    def next_use(self, document_ids: Iterable[str], *, in_s: float) -> int:
+        """Say when documents will be asked about next, for workflows whose steps are known.
+
+        Until then RAM values their chunks by that use instead of by what it has learned; unlike a
+        pin it yields to what is needed sooner.
+
+        Args:
+            document_ids: The documents.
+            in_s: Seconds from now, 0 or more.
+
+        Returns:
+            How many of their chunks RAM holds now.
+
+        Raises:
+            DocumentNotFoundError: A document is not there.
+            InvalidValueError: ``in_s`` is less than 0.
+        """
+        return self._pins.next_use(document_ids, in_s)
 
     def precache(
         self,

@@ -18,6 +18,7 @@ The tree (code, HTTP status)::
     │   ├── StoreFormatError        store_format             503
     │   ├── StoreLockedError        store_locked             503
     │   └── StoreFullError          store_full               507
+    ├── PinLimitError               pin_limit                507
     └── ModelError                  model_error              503
         ├── UnsupportedModelError   unsupported_model        503
         ├── ModelFilesError         model_files              503
@@ -141,6 +142,13 @@ class StoreFullError(StoreError):
     """Neither the map nor the disk has room; nothing of the failed write was kept."""
 
     code = "store_full"
+    status = 507
+
+
+class PinLimitError(ChunkCacheError):
+    """Pins would hold more of the RAM budget than their share, or than can be freed."""
+
+    code = "pin_limit"
     status = 507
 
 

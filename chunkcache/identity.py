@@ -195,6 +195,11 @@ class EntryIdentity:
         if not self.token_ids:
             raise InvalidValueError("a chunk needs at least one token", param="token_ids")
 
+    @property
+    def num_prefill_rows(self) -> int:
+        """Rows that computing it runs: a prefix of its own is run too, a shared one but once."""
+        return len(self.token_ids) + (len(self.prefix_ids) if self.behind else 0)
+
     def key(self) -> ChunkKey:
         """The entry's key."""
         return ChunkKey(

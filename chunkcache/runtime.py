@@ -1,10 +1,12 @@
 """One process's model, store and engine, opened together and shared by all tenants."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
 from chunkcache.background_verification import BackgroundVerifier
+from chunkcache.calibration import stored_calibration
 from chunkcache.catalog import Catalog
 from chunkcache.codecs import Codec, codec_by_name
 from chunkcache.engine.constraint import JsonConstraints
@@ -27,8 +29,10 @@ from chunkcache.short_thread import on_short_thread
 from chunkcache.splitting import DocumentSplitter
 from chunkcache.store.disk import DiskTier
 from chunkcache.store.environment import StoreEnvironment
+from chunkcache.store.eviction.registry import make_eviction
 from chunkcache.store.host import HostTier
 from chunkcache.store.lease import Lease
+from chunkcache.store.load_speed import Calibration, LoadSpeed
 from chunkcache.store.reports import keep_report, load_report
 from chunkcache.store.stack import TierStack
 from chunkcache.store.tier import MissReason
@@ -58,10 +62,16 @@ class Runtime:
         limits: Where a full prefill runs instead of a fusion.
         gate: What the start-up gate measured.
         prefill: The isolated prefill; only for the engine's thread.
+        load_speed: What loading costs against prefilling.
     """
 
     def __init__(
-        self, settings: Settings, model: LoadedModel, env: StoreEnvironment, gate: GateReport
+        self,
+        settings: Settings,
+        model: LoadedModel,
+        env: StoreEnvironment,
+        gate: GateReport,
+        calibration: Calibration,
     ) -> None:
         runner = model.runner
         self.settings = settings
@@ -82,7 +92,13 @@ class Runtime:
             full_only=gate.full_only,
         )
         self.prefill = IsolatedPrefill(runner)
-        self.stack = TierStack(HostTier(settings.host_tier_bytes), DiskTier(env))
+        host = HostTier(
+            settings.host_tier_bytes,
+            make_eviction(settings.host_eviction, settings.host_tier_bytes),
+            max_pinned_ratio=settings.max_pinned_ratio,
+        )
+        self.load_speed = LoadSpeed(calibration)
+        self.stack = TierStack(host, DiskTier(env), self.load_speed)
         self.pool = PagePool(
             runner.spec,
             num_tokens=settings.pool_tokens,
@@ -140,7 +156,9 @@ class Runtime:
                 )
             _check_prefix_fits(model, preparation, settings)
             gate = _pass_gate(model, env, progress)
-            return cls(settings, model, env, gate)
+            codec = codec_by_name(settings.codec, model.runner.dtype)
+            calibration = stored_calibration(model.runner, codec, env, progress)
+            return cls(settings, model, env, gate, calibration)
         except BaseException:
             env.close()
             raise
@@ -199,8 +217,11 @@ class Runtime:
         """The entry, and how many rows were run."""
         assert self.engine.is_engine_thread()
         num_rows_before = self.prefill.num_rows
+        started = time.perf_counter()
         entry = self.prefill.compute(identity, self.codec)
-        return entry, self.prefill.num_rows - num_rows_before
+        num_rows = self.prefill.num_rows - num_rows_before
+        self.load_speed.note_prefill(num_rows, time.perf_counter() - started)
+        return entry, num_rows
 
     def _guard(self, identity: EntryIdentity) -> Callable[[Transaction], bool]:
         """Has the entry deleted with its chunk and with every chunk that it was prepared behind.

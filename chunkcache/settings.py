@@ -44,6 +44,10 @@ class Settings(BaseSettings):
     """Size in bytes that the store's data file may grow to."""
     host_tier_bytes: int = Field(default=1 << 30, ge=0)
     """Bytes of RAM for entries in front of the disk."""
+    host_eviction: Literal["value", "lru", "s3fifo"] = "value"
+    """What leaves a full RAM tier: ``value`` weighs saved compute by learned reuse."""
+    max_pinned_ratio: float = Field(default=0.5, ge=0.0, le=1.0)
+    """Share of the RAM tier that pins may hold."""
     template_tier_bytes: int = Field(default=256 << 20, ge=0)
     """Bytes of RAM for entries of prompt openings and other template text."""
     codec: Literal["raw", "bf16", "raw32", "raw16"] = "bf16"

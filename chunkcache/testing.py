@@ -13,6 +13,18 @@ from typing import Any
 
 from chunkcache.entry import Entry
 from chunkcache.errors import EngineFailedError
+from chunkcache.tier_conformance import TierConformance, conformance_entry
+
+__all__ = [
+    "CHAT_TEMPLATE",
+    "SPECIAL_TOKENS",
+    "TINY_FAMILIES",
+    "ScriptedPrefill",
+    "TierConformance",
+    "conformance_entry",
+    "tiny_tokenizer_json",
+    "write_tiny_model",
+]
 
 _FAMILY_FIELDS: dict[str, dict[str, Any]] = {
     "llama": {},

@@ -14,7 +14,7 @@ from chunkcache_api.error_responses import UnexpectedErrors, add_error_handlers
 from chunkcache_api.metrics import metrics_registry
 from chunkcache_api.request_id import RequestId
 from chunkcache_api.retrieval import RetrieverFactory
-from chunkcache_api.routes import chat, documents, health, metrics, models, query, requests
+from chunkcache_api.routes import chat, documents, health, metrics, models, pins, query, requests
 from chunkcache_api.service import RuntimeFactory, ServiceState
 
 DEFAULT_MAX_BODY_BYTES: Final = 16 << 20
@@ -71,6 +71,6 @@ def create_app(
         lower_limits={query.PATH: query.MAX_BODY_BYTES, chat.PATH: chat.MAX_BODY_BYTES},
     )
     app.add_middleware(RequestId)
-    for routes in (query, chat, documents, models, requests, health, metrics):
+    for routes in (query, chat, documents, pins, models, requests, health, metrics):
         app.include_router(routes.router)
     return app

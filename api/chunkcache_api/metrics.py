@@ -154,6 +154,15 @@ def _tiers(stack: TierStack) -> Iterator[Metric]:
         "tier",
         {"host": stats.evictions},
     )
+    yield _counters(
+        "chunkcache_admission_refusals",
+        "Entries that a tier did not let in.",
+        "tier",
+        {"host": stats.rejections},
+    )
+    yield GaugeMetricFamily(
+        "chunkcache_pinned_bytes", "Bytes of entries pinned in RAM.", value=stats.pinned_bytes
+    )
     yield _gauges("chunkcache_tier_bytes", "Bytes of the entries of a tier.", stats.bytes)
     yield _gauges("chunkcache_tier_entries", "Entries of a tier.", stats.entries)
     yield GaugeMetricFamily(

@@ -211,7 +211,9 @@ class Fusion:
             self._watch.restart()
 
     def _note_load(self, segment: Segment, lease: Lease) -> None:
-        if lease.miss is not None and lease.miss != MissReason.ABSENT:
+        if lease.miss == MissReason.SLOWER_THAN_PREFILL:
+            self._warn(f"miss_{lease.miss}", "was computed: reading it would take longer", segment)
+        elif lease.miss is not None and lease.miss != MissReason.ABSENT:
             self._warn(
                 f"miss_{lease.miss}", "the stored entry was unusable: computed anew", segment
             )

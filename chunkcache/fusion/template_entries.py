@@ -16,6 +16,7 @@ from chunkcache.fusion.place import place_entry
 from chunkcache.fusion.recompute import SequenceKV
 from chunkcache.identity import EntryIdentity
 from chunkcache.model.prefill import IsolatedPrefill
+from chunkcache.store.eviction.lru import LruPolicy
 from chunkcache.store.host import HostTier
 from chunkcache.store.lease import Lease, Source
 
@@ -35,7 +36,7 @@ class TemplateEntries:
     def __init__(self, prefill: IsolatedPrefill, codec: Codec, capacity_bytes: int) -> None:
         self._prefill = prefill
         self._codec = codec
-        self._tier = HostTier(capacity_bytes)
+        self._tier = HostTier(capacity_bytes, LruPolicy())
 
     def get(self, identity: EntryIdentity) -> Lease | None:
         """The entry that ``identity`` names, apart from its codec, which is always ours.

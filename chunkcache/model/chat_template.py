@@ -84,7 +84,7 @@ class ChatTemplate:
 class _Generation(Extension):
     """``{% generation %}``, which marks the model's words for training: its body, unchanged."""
 
-    tags = frozenset({"generation"})
+    tags = {"generation"}  # noqa: RUF012 (as the base class declares it)
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)

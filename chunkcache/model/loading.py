@@ -23,7 +23,7 @@ from chunkcache.model.json_files import read_json
 from chunkcache.model.loading_info import check_loading_info
 from chunkcache.model.quiet import without_progress_bars
 from chunkcache.model.runner import ModelRunner
-from chunkcache.model.spec import spec_from_config
+from chunkcache.model.spec import ModelSpec, spec_from_config
 from chunkcache.model.template import PromptTemplate, split_template
 from chunkcache.model.tokenising import TextTokenizer
 from chunkcache.model.tokenizer_files import read_tokenizer_files
@@ -57,6 +57,42 @@ class LoadedModel:
     template: PromptTemplate
     bos_token_id: int | None
     source_dir: Path
+
+
+@dataclass(frozen=True)
+class ModelOutline:
+    """What a model's small files say, its weights left aside.
+
+    Attributes:
+        spec: Geometry.
+        tokenizer: Text to ids and back.
+        dtype: Compute dtype that it would be loaded in.
+    """
+
+    spec: ModelSpec
+    tokenizer: TextTokenizer
+    dtype: torch.dtype
+
+
+def outline_model(
+    model: str,
+    *,
+    cache_dir: Path,
+    device: str = "cpu",
+    dtype: str = "auto",
+    revision: str | None = None,
+    progress: Progress = lambda line: None,
+) -> ModelOutline:
+    """Read a model's configuration and tokenizer. A GGUF file is converted first, once.
+
+    Arguments and errors as in :func:`load_model`.
+    """
+    source_dir = _resolve(model, cache_dir, revision, progress, with_code=False)
+    return ModelOutline(
+        spec=spec_from_config(load_config(source_dir, with_own_code=False)),
+        tokenizer=_tokenizer(read_tokenizer_files(source_dir).definition, source_dir),
+        dtype=_choose_dtype(dtype, device),
+    )
 
 
 def load_model(

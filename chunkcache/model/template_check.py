@@ -113,7 +113,8 @@ def _pieces(
     for index, chunks in enumerate(_DOCUMENTS):
         if index:
             pieces.append(("fixed", template.joint))
-        pieces += [("document", encode(text)) for text in chunks]
+        for text in chunks:
+            pieces.append(("document", encode(text)))
     return [
         *pieces,
         ("fixed", template.before_question),

@@ -139,6 +139,12 @@ class DiskTier:
         except StoreFormatError:
             return MissReason.UNREADABLE
 
+    def stored_bytes(self, key: ChunkKey) -> int:
+        """Bytes that an entry of that key has on disk, 0 without one; reads none of them."""
+        with self._env.read() as txn:
+            value = txn.get(Database.ENTRIES, key)
+            return 0 if value is None else len(value)
+
     def contains(self, key: ChunkKey) -> bool:
         """Whether an entry of that key is stored; a damaged one counts until somebody reads it."""
         with self._env.read() as txn:

@@ -1,16 +1,21 @@
-"""The host tier: entries in RAM, least recently used out first, leased entries never.
+"""The host tier: entries in RAM within a byte budget; leased and pinned entries are not evicted.
 
-Knows nothing of other tiers. One lock guards everything; no call does work that grows with the
-size of an entry.
+Knows no other tiers, and not how a victim is chosen. One lock guards everything; no call does work
+that grows with the size of an entry.
 """
 
 import threading
-from collections import OrderedDict
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from chunkcache.entry import Entry
+from chunkcache.errors import PinLimitError
 from chunkcache.identity import ChunkKey
+from chunkcache.store.eviction.policy import Candidate, EvictionPolicy
+from chunkcache.store.eviction.value import ValuePolicy
 from chunkcache.store.lease import ByteLedger, Lease, Source
+from chunkcache.store.pins import Pins
 from chunkcache.store.tier import MissReason, NotStored
 
 
@@ -37,16 +42,19 @@ class HostStats:
     Attributes:
         capacity_bytes: Budget.
         used_bytes: Bytes held, discarded but still leased entries included.
+        pinned_bytes: Bytes of pinned entries.
         num_entries: Entries that lookups find.
         num_leases: Leases out, those on entries that were not admitted included.
         hits: Lookups that found their entry.
         misses: Lookups that did not.
         evictions: Entries pushed out by others.
-        rejections: Entries not admitted: larger than the budget, or than what is not leased.
+        rejections: Entries not admitted: larger than what can be freed, or worth less than what
+            they would push out.
     """
 
     capacity_bytes: int
     used_bytes: int
+    pinned_bytes: int
     num_entries: int
     num_leases: int
     hits: int
@@ -60,26 +68,40 @@ class HostTier:
 
     Args:
         capacity_bytes: Budget; 0 keeps nothing.
+        eviction: Chooses what goes; of this tier alone. None is the default policy.
+        max_pinned_ratio: Share of the budget that pins may hold.
+        clock: Seconds, for the ends of pins.
     """
 
     name = "host"
 
-    def __init__(self, capacity_bytes: int) -> None:
+    def __init__(
+        self,
+        capacity_bytes: int,
+        eviction: EvictionPolicy | None = None,
+        *,
+        max_pinned_ratio: float = 0.5,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._lock = threading.Lock()
         self._ledger = ByteLedger(capacity_bytes)
-        self._residents: OrderedDict[ChunkKey, _Resident] = OrderedDict()
+        self._eviction = eviction or ValuePolicy()
+        self._pins = Pins(int(capacity_bytes * max_pinned_ratio), clock)
+        self._residents: dict[ChunkKey, _Resident] = {}
         self._unlisted: set[_Resident] = set()
+        self._leased_bytes = 0
         self._num_leases = 0
         self._hits = self._misses = self._evictions = self._rejections = 0
 
     def get(self, key: ChunkKey) -> Lease | None:
-        """Lease an entry, and make it the most recently used."""
+        """Lease an entry, which counts as a use of it."""
         with self._lock:
             resident = self._residents.get(key)
             if resident is None:
                 self._misses += 1
                 return None
             self._hits += 1
+            self._eviction.record_use(_candidate(resident.entry))
             return self._lease(resident, "host", None, None)
 
     def put(
@@ -90,10 +112,11 @@ class HostTier:
         miss: MissReason | None = None,
         warning: NotStored | None = None,
     ) -> Lease:
-        """Admit an entry, evicting others, and lease it.
+        """Admit an entry, evicting others, and lease it; which counts as a use of it.
 
         Where there is an entry of that key already, that one is leased: entries are immutable.
-        Where there is no room for it, the lease holds an entry that the tier does not.
+        Where there is no room for it, or others are worth more, the lease holds an entry that the
+        tier does not.
 
         Args:
             entry: The entry; the tier keeps its tensors as they are.
@@ -102,13 +125,11 @@ class HostTier:
             warning: Passed on to the lease.
         """
         with self._lock:
-            resident = self._residents.get(entry.key)
+            self._eviction.record_use(_candidate(entry))
+            resident = self._residents.get(entry.key) or self._admit(entry, must_admit=False)
             if resident is None:
-                if not self._make_room(entry.num_bytes):
-                    self._rejections += 1
-                    return self._lease_outside(entry, source, miss, warning)
-                self._ledger.take(entry.num_bytes)
-                resident = self._residents[entry.key] = _Resident(entry)
+                self._rejections += 1
+                return self._lease_outside(entry, source, miss, warning)
             return self._lease(resident, source, miss, warning)
 
     def lease_outside(
@@ -123,16 +144,56 @@ class HostTier:
         with self._lock:
             return key in self._residents
 
+    def pin(self, entry: Entry, ttl_s: float) -> None:
+        """Keep an entry from eviction for a time, admitting it if need be.
+
+        Args:
+            entry: What to pin. A removal of its document still takes it.
+            ttl_s: Seconds from now; a pin that is there already is not made shorter.
+
+        Raises:
+            PinLimitError: Pins would hold more than their share, or there is no room.
+        """
+        with self._lock:
+            self._pins.check_room(entry.key, entry.num_bytes)
+            if entry.key not in self._residents and self._admit(entry, must_admit=True) is None:
+                raise PinLimitError(
+                    "what is in use at present leaves no room for the pinned chunks"
+                )
+            self._pins.add(entry.key, entry.num_bytes, ttl_s)
+
+    def is_pinned(self, key: ChunkKey) -> bool:
+        """Whether an entry is pinned now."""
+        with self._lock:
+            return key in self._pins
+
+    def unpin(self, key: ChunkKey) -> bool:
+        """End a pin; says whether there was one."""
+        with self._lock:
+            return self._pins.remove(key)
+
+    def expect_use(self, entry: Entry, in_seconds: float) -> bool:
+        """Value an entry by a use that a caller announces, admitting it if it is worth that.
+
+        Returns:
+            Whether it is resident.
+        """
+        with self._lock:
+            self._eviction.expect_use(entry.key, in_seconds)
+            if entry.key in self._residents:
+                return True
+            return self._admit(entry, must_admit=False) is not None
+
     def discard(self, key: ChunkKey) -> bool:
         """Make lookups miss an entry from now on; its memory is free once nobody leases it."""
         with self._lock:
-            return self._discard(key)
+            return self._discard(key, is_evicted=False)
 
     def clear(self) -> None:
         """Discard every entry."""
         with self._lock:
             for key in list(self._residents):
-                self._discard(key)
+                self._discard(key, is_evicted=False)
 
     def stats(self) -> HostStats:
         """A consistent snapshot."""
@@ -140,6 +201,7 @@ class HostTier:
             return HostStats(
                 capacity_bytes=self._ledger.capacity_bytes,
                 used_bytes=self._ledger.used_bytes,
+                pinned_bytes=self._pins.num_bytes,
                 num_entries=len(self._residents),
                 num_leases=self._num_leases,
                 hits=self._hits,
@@ -159,8 +221,12 @@ class HostTier:
             self._ledger.check_integrity(sum(r.entry.num_bytes for r in residents))
             assert all(r.num_leases >= 0 for r in residents)
             assert sum(r.num_leases for r in residents) <= self._num_leases
+            leased_bytes = sum(r.entry.num_bytes for r in residents if r.num_leases)
+            assert leased_bytes == self._leased_bytes, (leased_bytes, self._leased_bytes)
             assert all(r.is_listed and r.entry.key == k for k, r in self._residents.items())
             assert all(not r.is_listed and r.num_leases for r in self._unlisted)
+            assert sorted(self._eviction.residents()) == sorted(self._residents)
+            self._pins.check_integrity({k: r.entry.num_bytes for k, r in self._residents.items()})
 
     def _lease(
         self,
@@ -169,9 +235,10 @@ class HostTier:
         miss: MissReason | None,
         warning: NotStored | None,
     ) -> Lease:
+        if resident.num_leases == 0:
+            self._leased_bytes += resident.entry.num_bytes
         resident.num_leases += 1
         self._num_leases += 1
-        self._residents.move_to_end(resident.entry.key)
         return Lease(
             resident.entry, source, lambda: self._release(resident), miss=miss, warning=warning
         )
@@ -187,7 +254,10 @@ class HostTier:
             assert resident.num_leases > 0
             resident.num_leases -= 1
             self._num_leases -= 1
-            if not resident.is_listed and resident.num_leases == 0:
+            if resident.num_leases:
+                return
+            self._leased_bytes -= resident.entry.num_bytes
+            if not resident.is_listed:
                 self._unlisted.remove(resident)
                 self._ledger.give_back(resident.entry.num_bytes)
 
@@ -196,10 +266,12 @@ class HostTier:
             assert self._num_leases > 0
             self._num_leases -= 1
 
-    def _discard(self, key: ChunkKey) -> bool:
+    def _discard(self, key: ChunkKey, *, is_evicted: bool) -> bool:
         resident = self._residents.pop(key, None)
         if resident is None:
             return False
+        self._eviction.remove(key, is_evicted=is_evicted)
+        self._pins.remove(key)
         resident.is_listed = False
         if resident.num_leases:
             self._unlisted.add(resident)
@@ -207,19 +279,39 @@ class HostTier:
             self._ledger.give_back(resident.entry.num_bytes)
         return True
 
-    def _make_room(self, num_bytes: int) -> bool:
-        """Evict until ``num_bytes`` are free; evicts nothing if that cannot be reached."""
-        victims: list[ChunkKey] = []
-        free_bytes = self._ledger.free_bytes
-        for key, resident in self._residents.items():
-            if free_bytes >= num_bytes:
-                break
-            if resident.num_leases == 0:
-                victims.append(key)
-                free_bytes += resident.entry.num_bytes
-        if free_bytes < num_bytes:
-            return False
-        for key in victims:
-            self._discard(key)
-        self._evictions += len(victims)
-        return True
+    def _admit(self, entry: Entry, *, must_admit: bool) -> _Resident | None:
+        """Make an entry resident; evicts nothing if that cannot be, or is not worth it."""
+        candidate = _candidate(entry)
+        needed_bytes = entry.num_bytes - self._ledger.free_bytes
+        if needed_bytes > 0:
+            if needed_bytes > self._evictable_bytes():
+                return None
+            victims = self._eviction.victims(
+                candidate, needed_bytes, self._may_evict, must_admit=must_admit
+            )
+            if victims is None:
+                return None
+            for key in victims:
+                self._discard(key, is_evicted=True)
+            self._evictions += len(victims)
+        self._ledger.take(entry.num_bytes)
+        self._eviction.add(candidate)
+        resident = self._residents[entry.key] = _Resident(entry)
+        return resident
+
+    def _may_evict(self, key: ChunkKey) -> bool:
+        return self._residents[key].num_leases == 0 and key not in self._pins
+
+    def _evictable_bytes(self) -> int:
+        self._pins.expire()
+        pinned_bytes = sum(
+            self._residents[key].entry.num_bytes
+            for key in self._pins
+            if self._residents[key].num_leases == 0
+        )
+        return self._ledger.used_bytes - self._leased_bytes - pinned_bytes
+
+
+def _candidate(entry: Entry) -> Candidate:
+    """What a policy knows of an entry."""
+    return Candidate(entry.key, entry.num_bytes, entry.identity.num_prefill_rows)

@@ -5,9 +5,9 @@ a callable).
 """
 
 import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from chunkcache.entry import Entry
@@ -16,6 +16,8 @@ from chunkcache.identity import ChunkKey, EntryIdentity
 from chunkcache.store.disk import DiskTier, Guard
 from chunkcache.store.host import HostTier
 from chunkcache.store.lease import Lease, Source
+from chunkcache.store.load_speed import LoadSpeed
+from chunkcache.store.stack_stats import TierStackStats
 from chunkcache.store.tier import MissReason, NonFiniteEntryError, NotStored, UnownedEntryError
 
 Prefill = Callable[[], Entry]
@@ -39,48 +41,21 @@ class _Flight:
         self.is_forgotten = False
 
 
-@dataclass(frozen=True)
-class TierStackStats:
-    """A snapshot of all tiers.
-
-    Attributes:
-        lookups: Calls of ``load`` and ``load_or_prefill``.
-        hits: Lookups served, by tier.
-        misses: Lookups that no tier could serve, by reason.
-        prefills: Entries computed.
-        stored: Entries written to disk.
-        not_stored: Entries computed and served but not kept, by reason.
-        bytes: Bytes held, by tier.
-        entries: Entries held, by tier.
-        evictions: Entries pushed out of the host tier.
-        quarantined: Damaged entries met on disk.
-        leases_open: Leases not yet released.
-    """
-
-    lookups: int
-    hits: Mapping[str, int]
-    misses: Mapping[MissReason, int]
-    prefills: int
-    stored: int
-    not_stored: Mapping[NotStored, int]
-    bytes: Mapping[str, int]
-    entries: Mapping[str, int]
-    evictions: int
-    quarantined: int
-    leases_open: int
-
-
 class TierStack:
     """Host and disk behind one lookup.
 
     Args:
         host: Entries in RAM.
         disk: Entries on disk, or none: then nothing outlives the process.
+        speed: Knows when computing an entry anew is quicker than reading it; None always reads.
     """
 
-    def __init__(self, host: HostTier, disk: DiskTier | None) -> None:
+    def __init__(
+        self, host: HostTier, disk: DiskTier | None, speed: LoadSpeed | None = None
+    ) -> None:
         self._host = host
         self._disk = disk
+        self._speed = speed
         self._lock = threading.Lock()
         self._flights: dict[ChunkKey, _Flight] = {}
         self._hits: Counter[str] = Counter({"host": 0, "disk": 0})
@@ -175,6 +150,42 @@ class TierStack:
         """
         return self._keep(entry, guard)
 
+    def pin(self, entry: Entry, ttl_s: float) -> bool:
+        """Keep an entry in RAM for a time; a removal of it ends that too.
+
+        Args:
+            entry: From a lease that the caller holds.
+            ttl_s: Seconds from now.
+
+        Returns:
+            Whether it is pinned now: not if it was removed meanwhile, or the disk could not keep it.
+
+        Raises:
+            PinLimitError: Pins would hold more than their share, or there is no room.
+        """
+        self._host.pin(entry, ttl_s)
+        return self._is_still_wanted(entry.key)
+
+    def is_pinned(self, key: ChunkKey) -> bool:
+        """Whether an entry is pinned now."""
+        return self._host.is_pinned(key)
+
+    def unpin(self, keys: Iterable[ChunkKey]) -> int:
+        """End pins; says how many there were."""
+        return sum(self._host.unpin(key) for key in keys)
+
+    def expect_use(self, entry: Entry, in_seconds: float) -> bool:
+        """Value an entry by a use that a caller announces.
+
+        Args:
+            entry: From a lease that the caller holds.
+            in_seconds: When it will be used.
+
+        Returns:
+            Whether RAM holds it now.
+        """
+        return self._host.expect_use(entry, in_seconds) and self._is_still_wanted(entry.key)
+
     def stats(self) -> TierStackStats:
         """A snapshot; counts of different tiers may be a few operations apart."""
         host, disk = self._host.stats(), self._disk
@@ -190,6 +201,8 @@ class TierStack:
                 bytes={"host": host.used_bytes, "disk": disk_bytes},
                 entries={"host": host.num_entries, "disk": disk_entries},
                 evictions=host.evictions,
+                rejections=host.rejections,
+                pinned_bytes=host.pinned_bytes,
                 quarantined=disk.num_quarantined if disk else 0,
                 leases_open=host.num_leases,
             )
@@ -242,6 +255,19 @@ class TierStack:
         self._host.discard(key)
         return MissReason.TOKEN_IDS_MISMATCH
 
+    def _from_disk(self, identity: EntryIdentity, *, may_prefill: bool) -> Entry | MissReason:
+        if self._disk is None:
+            return MissReason.ABSENT
+        if self._speed is not None and may_prefill:
+            num_bytes = self._disk.stored_bytes(identity.key())
+            if num_bytes and not self._speed.should_load(num_bytes, identity.num_prefill_rows):
+                return MissReason.SLOWER_THAN_PREFILL
+        started = time.perf_counter()
+        found = self._disk.get(identity)
+        if self._speed is not None and isinstance(found, Entry):
+            self._speed.note_load(found.num_bytes, time.perf_counter() - started)
+        return found
+
     def _lead(
         self,
         identity: EntryIdentity,
@@ -251,7 +277,7 @@ class TierStack:
     ) -> Lease | MissReason:
         key = identity.key()
         try:
-            found = self._disk.get(identity) if self._disk else MissReason.ABSENT
+            found = self._from_disk(identity, may_prefill=prefill is not None)
             if isinstance(found, Entry):
                 self._count(self._hits, "disk")
                 return self._publish(flight, found, "disk", None)
@@ -264,7 +290,9 @@ class TierStack:
             assert entry.identity == identity, "a prefill computed another entry"
             with self._lock:
                 self._prefills += 1
-            warning = self._keep(entry, guard)
+            # What was passed over on disk is there already.
+            is_kept = flight.miss is MissReason.SLOWER_THAN_PREFILL
+            warning = None if is_kept else self._keep(entry, guard)
             if warning is NotStored.UNOWNED and identity.is_loose:
                 warning = None
             return self._publish(flight, entry, "computed", warning)
@@ -338,6 +366,13 @@ class TierStack:
         with self._lock:
             self._stored += is_new
         return None
+
+    def _is_still_wanted(self, key: ChunkKey) -> bool:
+        """Undo an admission that came behind the entry's removal: the disk loses it first."""
+        if self._disk is None or self._disk.contains(key):
+            return True
+        self._host.discard(key)
+        return False
 
     def _count(self, counter: Counter[CountedT], label: CountedT) -> None:
         with self._lock:

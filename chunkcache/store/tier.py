@@ -27,6 +27,8 @@ class MissReason(StrEnum):
     PREPARATION_MISMATCH = "preparation_mismatch"
     CODEC_MISMATCH = "codec_mismatch"
     TOKEN_IDS_MISMATCH = "token_ids_mismatch"
+    SLOWER_THAN_PREFILL = "slower_than_prefill"
+    """It is on disk, and computing it anew is quicker here than reading it."""
     UNREADABLE = "unreadable"
     """The store as a whole could not be read."""
 

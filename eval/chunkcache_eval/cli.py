@@ -10,6 +10,7 @@ from chunkcache_api.cli.app import app
 from chunkcache_api.cli.app import main as run_app
 from chunkcache_eval.models.cli import register as register_models
 from chunkcache_eval.quality.cli import register as register_quality
+from chunkcache_eval.trace.cli import register as register_trace
 
 eval_app = typer.Typer(
     no_args_is_help=True, help="Measure: how fast, on this machine, side by side."
@@ -17,6 +18,7 @@ eval_app = typer.Typer(
 app.add_typer(eval_app, name="eval")
 register_quality(eval_app)
 register_models(eval_app)
+register_trace(eval_app)
 
 
 @eval_app.callback()

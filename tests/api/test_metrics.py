@@ -114,6 +114,8 @@ def test_the_store_s_books_are_shown(fresh: httpx.Client) -> None:
     misses = sum(v for (name, _), v in samples.items() if name == "chunkcache_misses_total")
     assert value(samples, "chunkcache_lookups_total") == hits + misses
     assert value(samples, "chunkcache_evictions_total", tier="host") == 0
+    assert value(samples, "chunkcache_admission_refusals_total", tier="host") == 0
+    assert value(samples, "chunkcache_pinned_bytes") == 0
     assert value(samples, "chunkcache_quarantined_entries") == 0
     assert value(samples, "chunkcache_open_leases") == 0
 

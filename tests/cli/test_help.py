@@ -11,7 +11,7 @@ import typer.main
 
 from chunkcache_api.cli.app import app
 
-COMMANDS = ("demo", "precache", "ask", "serve", "stats", "models", "doctor", "version")
+COMMANDS = ("demo", "precache", "ask", "serve", "stats", "models", "doctor", "plan", "version")
 LEAVES = (*(c for c in COMMANDS if c != "models"), "models check")
 HEAVY = ("torch", "transformers", "sentence_transformers", "fastapi", "faiss", "chunkcache")
 

@@ -15,6 +15,7 @@ from chunkcache.errors import (
     StoreFormatError,
     StoreFullError,
 )
+from chunkcache.store.manifest import MANIFEST_KEY
 from chunkcache.store.transaction import Database
 
 QUESTION = "Who keeps the key?"
@@ -160,9 +161,10 @@ def test_a_store_of_another_format_is_refused(
 ) -> None:
     cache = open_cache()
     with cache.runtime.env.read() as txn:
-        manifest = [(bytes(k), bytes(v)) for k, v in txn.scan(Database.MANIFEST)]
-    name, value = next((k, v) for k, v in manifest if not k.startswith(b"gate/"))
-    cache.runtime.env.update(lambda txn: txn.put(Database.MANIFEST, name, value[:-1]))
+        manifest = txn.get(Database.MANIFEST, MANIFEST_KEY)
+        assert manifest is not None
+        cut = bytes(manifest[:-1])
+    cache.runtime.env.update(lambda txn: txn.put(Database.MANIFEST, MANIFEST_KEY, cut))
     cache.close()
     with pytest.raises(StoreFormatError):
         open_cache()

@@ -1,4 +1,4 @@
-"""Leases, the byte ledger and the host tier: books balance, leased entries stay."""
+"""Leases, the byte ledger, pins and the host tier: books balance, what is held stays."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -7,10 +7,20 @@ import pytest
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    rule,
+)
 
 from chunkcache.entry import Entry
+from chunkcache.errors import PinLimitError
 from chunkcache.identity import EntryIdentity, ModelDigest, TenantNamespace
+from chunkcache.store.eviction.lru import LruPolicy
+from chunkcache.store.eviction.registry import EVICTION_NAMES, make_eviction
 from chunkcache.store.host import HostTier
 from chunkcache.store.lease import ByteLedger, Lease
 
@@ -77,7 +87,7 @@ def test_the_ledger_refuses_to_go_out_of_bounds():
 
 
 def test_the_least_recently_used_goes_first():
-    tier = HostTier(48)
+    tier = HostTier(48, LruPolicy())
     put_and_release(tier, 1, 2, 3)
     assert holds(tier, 1)
     put_and_release(tier, 4, 5)
@@ -86,7 +96,7 @@ def test_the_least_recently_used_goes_first():
 
 
 def test_a_leased_entry_is_not_evicted():
-    tier = HostTier(32)
+    tier = HostTier(32, LruPolicy())
     lease = tier.put(small_entry(1))
     put_and_release(tier, 2, 3, 4)
     assert holds(tier, 1)
@@ -182,14 +192,78 @@ def test_entries_stay_whole_while_others_are_evicted():
     tier.check_integrity()
 
 
+class Clock:
+    """Seconds that pass when they are told to."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.mark.parametrize("name", EVICTION_NAMES)
+def test_a_pinned_entry_stays_until_its_time_is_over(name):
+    clock = Clock()
+    tier = HostTier(32, make_eviction(name, 32), clock=clock)
+    put_and_release(tier, 1)
+    tier.pin(small_entry(1), 60)
+    tier.pin(small_entry(1), 10)
+    assert tier.stats().pinned_bytes == 16
+    for seed in (2, 2, 3, 3, 4, 4):
+        put_and_release(tier, seed)
+    assert tier.contains(small_entry(1).key)
+    clock.now_s += 61
+    assert not tier.is_pinned(small_entry(1).key)
+    for seed in (5, 6, 5, 6, 5, 6):
+        put_and_release(tier, seed)
+    assert not tier.contains(small_entry(1).key)
+    assert tier.stats().pinned_bytes == 0
+    tier.check_integrity()
+
+
+def test_pins_are_refused_beyond_their_share():
+    tier = HostTier(64, max_pinned_ratio=0.5)
+    for seed in (1, 2):
+        tier.pin(small_entry(seed), 60)
+    with pytest.raises(PinLimitError) as refusal:
+        tier.pin(small_entry(3), 60)
+    assert (refusal.value.code, refusal.value.status) == ("pin_limit", 507)
+    tier.pin(small_entry(2), 90)
+    assert tier.unpin(small_entry(1).key)
+    assert not tier.unpin(small_entry(1).key)
+    tier.pin(small_entry(3), 60)
+    assert tier.stats().pinned_bytes == 32
+    tier.check_integrity()
+
+
+def test_a_pin_is_refused_where_leases_leave_no_room():
+    tier = HostTier(32)
+    with tier.put(small_entry(1)), tier.put(small_entry(2)), pytest.raises(PinLimitError):
+        tier.pin(small_entry(3), 60)
+    tier.check_integrity()
+    tier.pin(small_entry(3), 60)
+    assert tier.contains(small_entry(3).key)
+
+
+def test_a_discard_ends_the_pin():
+    tier = HostTier(32)
+    tier.pin(small_entry(1), 60)
+    assert tier.discard(small_entry(1).key)
+    assert not tier.is_pinned(small_entry(1).key)
+    assert tier.stats().pinned_bytes == 0
+    tier.check_integrity()
+
+
 class HostTierMachine(RuleBasedStateMachine):
-    """Any order of calls leaves the books balanced and every held lease readable."""
+    """Any order of calls, under any policy, leaves the books balanced and what is held in place."""
 
     leases = Bundle("leases")
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.tier = HostTier(100)
+    @initialize(name=st.sampled_from(EVICTION_NAMES))
+    def open(self, name: str) -> None:
+        self.clock = Clock()
+        self.tier = HostTier(100, make_eviction(name, 100), clock=self.clock)
         self.num_open = 0
 
     @rule(target=leases, seed=st.integers(0, 5), num_tokens=st.integers(1, 7))
@@ -202,6 +276,29 @@ class HostTierMachine(RuleBasedStateMachine):
         lease = self.tier.get(small_entry(seed, num_tokens).key)
         self.num_open += lease is not None
         return lease
+
+    @rule(seed=st.integers(0, 5), num_tokens=st.integers(1, 4), ttl_s=st.sampled_from([1, 10]))
+    def pin(self, seed: int, num_tokens: int, ttl_s: int) -> None:
+        entry = small_entry(seed, num_tokens)
+        try:
+            self.tier.pin(entry, ttl_s)
+        except PinLimitError:
+            assert not self.tier.is_pinned(entry.key)
+        else:
+            assert self.tier.contains(entry.key)
+
+    @rule(seed=st.integers(0, 5), num_tokens=st.integers(1, 4))
+    def unpin(self, seed: int, num_tokens: int) -> None:
+        self.tier.unpin(small_entry(seed, num_tokens).key)
+
+    @rule(seed=st.integers(0, 5), num_tokens=st.integers(1, 7), in_s=st.sampled_from([0, 5]))
+    def expect_use(self, seed: int, num_tokens: int, in_s: int) -> None:
+        entry = small_entry(seed, num_tokens)
+        assert self.tier.expect_use(entry, in_s) == self.tier.contains(entry.key)
+
+    @rule()
+    def wait(self) -> None:
+        self.clock.now_s += 4
 
     @rule(seed=st.integers(0, 5), num_tokens=st.integers(1, 7))
     def discard(self, seed: int, num_tokens: int) -> None:
@@ -228,6 +325,7 @@ class HostTierMachine(RuleBasedStateMachine):
         self.tier.check_integrity()
         stats = self.tier.stats()
         assert stats.num_leases == self.num_open
+        assert 0 <= stats.pinned_bytes <= stats.capacity_bytes // 2
         assert 0 <= stats.used_bytes <= stats.capacity_bytes
 
 

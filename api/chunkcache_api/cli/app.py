@@ -5,7 +5,7 @@ import sys
 
 import typer
 
-from chunkcache_api.cli import ask, demo, doctor, models, precache, serve, stats, version
+from chunkcache_api.cli import ask, demo, doctor, models, plan, precache, serve, stats, version
 from chunkcache_api.cli.help_text import help_text
 
 HELP = help_text(
@@ -32,6 +32,7 @@ app.command("precache", help=precache.HELP)(precache.precache)
 app.command("ask", help=ask.HELP)(ask.ask)
 app.command("serve", help=serve.HELP)(serve.serve)
 app.command("stats", help=stats.HELP)(stats.stats)
+app.command("plan", help=plan.HELP)(plan.plan)
 app.add_typer(models.app, name="models")
 app.command("doctor", help=doctor.HELP)(doctor.doctor)
 app.command("version", help=version.HELP)(version.print_version)

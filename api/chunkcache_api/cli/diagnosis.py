@@ -55,6 +55,7 @@ class Diagnosis:
         settings: Settings in force that differ from their defaults.
         store: What the store holds, and the room left.
         model: The model's name, geometry and gate figures.
+        speed: What loading an entry costs against prefilling it.
         fidelity: How close fused answers are.
         problems: What is wrong; empty when all is well.
     """
@@ -63,6 +64,7 @@ class Diagnosis:
     settings: dict[str, dict[str, Any]]
     store: dict[str, Any] | None = None
     model: dict[str, Any] | None = None
+    speed: dict[str, Any] | None = None
     fidelity: dict[str, Any] | None = None
     problems: list[Problem] = field(default_factory=list)
 
@@ -98,6 +100,13 @@ def diagnose(diagnosis: Diagnosis, runtime: "Runtime") -> None:
     network_filesystem = runtime.env.network_filesystem
     diagnosis.store = _store(diagnosis, open_store_stats(runtime.env), network_filesystem)
     diagnosis.model = _model(runtime)
+    diagnosis.speed = _speed(runtime)
+    if not diagnosis.speed["load_pays"]:
+        diagnosis.note(
+            "load_slower_than_prefill",
+            "reading an entry takes longer than computing it: entries on disk are passed over; "
+            "use a smaller codec or a faster disk",
+        )
     if runtime.gate.full_only:
         diagnosis.note(
             "model_full_only",
@@ -204,6 +213,20 @@ def _model(runtime: "Runtime") -> dict[str, Any]:
         "max_positions": spec.max_positions,
         "entry_bytes_per_token": elements_per_token * runtime.codec.dtype.itemsize,
         "gate": msgspec.to_builtins(gate),
+    }
+
+
+def _speed(runtime: "Runtime") -> dict[str, Any]:
+    spec, figures = runtime.model.runner.spec, runtime.load_speed.figures()
+    bytes_per_token = runtime.codec.bytes_per_token(
+        spec.num_layers, spec.num_kv_heads, spec.head_dim
+    )
+    num_tokens = runtime.settings.chunk_tokens
+    return {
+        "prefill_tokens_per_s": 1 / figures.prefill_s_per_row,
+        "load_tokens_per_s": 1 / (bytes_per_token * figures.load_s_per_byte),
+        "load_bytes_per_s": 1 / figures.load_s_per_byte,
+        "load_pays": not runtime.load_speed.is_slower(num_tokens * bytes_per_token, num_tokens),
     }
 
 

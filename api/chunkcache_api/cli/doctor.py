@@ -138,6 +138,7 @@ def _rows(found: Diagnosis) -> "Iterator[tuple[str, str]]":
     )
     yield from _store_rows(found)
     yield from _model_rows(found)
+    yield from _speed_rows(found)
     yield from _fidelity_rows(found)
     changed = [f"{name} = {s['value']}" for name, s in found.settings.items()]
     yield "settings", "\n".join(changed) if changed else "all at their defaults"
@@ -180,6 +181,17 @@ def _model_rows(found: Diagnosis) -> "Iterator[tuple[str, str]]":
         f"{outcome}: logits differ by {gate['logits_difference']:.1e}, layer 0 by "
         f"{gate['layer0_difference']:.1e}, rotation by {gate['rotation_difference']:.1e}, allowed "
         f"{gate['tolerance']:.1e}",
+    )
+
+
+def _speed_rows(found: Diagnosis) -> "Iterator[tuple[str, str]]":
+    speed = found.speed
+    if speed is None:
+        return
+    yield (
+        "speed",
+        f"prefills {speed['prefill_tokens_per_s']:,.0f} tokens/s, loads "
+        f"{speed['load_tokens_per_s']:,.0f} tokens/s ({size(int(speed['load_bytes_per_s']))}/s)",
     )
 
 

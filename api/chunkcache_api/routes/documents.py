@@ -3,13 +3,11 @@
 Ids are opaque: any text, slashes included, percent-encoded in the path. They never name a file.
 """
 
-from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final
 from urllib.parse import unquote_to_bytes
 
-from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter, Depends, Path, Query, Request
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.responses import Response
@@ -21,16 +19,11 @@ from chunkcache.errors import (
     DigestMismatchError,
     DocumentNotFoundError,
     InvalidValueError,
-    QueueFullError,
 )
 from chunkcache_api.json_body import body_schema, json_response, read_body
 from chunkcache_api.routes.current import CurrentService
+from chunkcache_api.routes.threads import on_thread
 from chunkcache_api.schemas.documents import ListDocumentsParams, PutDocumentRequest
-
-Result = TypeVar("Result")
-
-MAX_WAITING: Final = 64
-"""Calls of one kind that may wait for a thread; more are refused."""
 
 _COLLECTION: Final = b"/v1/documents/"
 
@@ -87,19 +80,19 @@ async def put_document(
     201 for a new document, 200 for a new version and for one that was there already.
     """
     body = await read_body(request, PutDocumentRequest)
-    return await _on_thread(service.prefill_threads, partial(_put, service.cache, identifier, body))
+    return await on_thread(service.prefill_threads, partial(_put, service.cache, identifier, body))
 
 
 @router.get("/{id:opaque}")
 async def get_document(identifier: DocumentId, service: CurrentService) -> Response:
     """A document with its text and where it was cut."""
-    return await _on_thread(service.quick_threads, partial(_get, service.cache, identifier))
+    return await on_thread(service.quick_threads, partial(_get, service.cache, identifier))
 
 
 @router.delete("/{id:opaque}")
 async def delete_document(identifier: DocumentId, service: CurrentService) -> Response:
     """Remove a document from every tier, and every entry prepared behind one of its chunks."""
-    return await _on_thread(service.quick_threads, partial(_delete, service.cache, identifier))
+    return await on_thread(service.quick_threads, partial(_delete, service.cache, identifier))
 
 
 @router.get("")
@@ -107,13 +100,7 @@ async def list_documents(
     params: Annotated[ListDocumentsParams, Query()], service: CurrentService
 ) -> Response:
     """A page of documents, in order of their ids."""
-    return await _on_thread(service.quick_threads, partial(_list, service.cache, params))
-
-
-async def _on_thread(limiter: CapacityLimiter, work: Callable[[], Result]) -> Result:
-    if limiter.statistics().tasks_waiting >= MAX_WAITING:
-        raise QueueFullError(f"{MAX_WAITING} requests are waiting; try again later")
-    return await to_thread.run_sync(work, limiter=limiter)
+    return await on_thread(service.quick_threads, partial(_list, service.cache, params))
 
 
 def _put(cache: ChunkCache, identifier: str, body: PutDocumentRequest) -> Response:

@@ -1,0 +1,1 @@
+"""Which entries a tier of bounded size keeps: one contract, one file per policy."""

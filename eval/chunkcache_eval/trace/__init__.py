@@ -1,0 +1,1 @@
+"""Replaying recorded traffic through the RAM tier, without a model."""
