@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         FusionReport,
         IngestResult,
         PrecacheSummary,
+        ReloadResult,
         Verification,
     )
     from chunkcache.settings import Settings
@@ -37,6 +38,7 @@ _HOMES = {
     "IngestResult": "results",
     "PolicyOptions": "fusion.policies.registry",
     "PrecacheSummary": "results",
+    "ReloadResult": "results",
     "SamplingParams": "engine.sampling",
     "Settings": "settings",
     "StreamingAnswer": "streaming",
@@ -56,6 +58,7 @@ __all__ = [
     "IngestResult",
     "PolicyOptions",
     "PrecacheSummary",
+    "ReloadResult",
     "SamplingParams",
     "Settings",
     "StreamingAnswer",

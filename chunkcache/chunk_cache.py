@@ -4,28 +4,38 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from chunkcache.catalog import Catalog
 from chunkcache.catalog_values import DocumentInfo
 from chunkcache.documents import Document, Metadata
-from chunkcache.engine.request import GenerationJob
-from chunkcache.engine.stream import Finished
-from chunkcache.errors import ChunkCacheError, DocumentNotFoundError, InvalidValueError
+from chunkcache.errors import (
+    DocumentNotFoundError,
+    DrainingError,
+    InvalidValueError,
+)
 from chunkcache.fusion.plan import FusionPlan
-from chunkcache.ingest import DocumentIngest
 from chunkcache.neighbours import NeighbourFinder
-from chunkcache.pinning import DocumentPins, PinResult
-from chunkcache.planning import AskOptions, ChatTurn, ContextRef, PromptPlanner
+from chunkcache.pinning import PinResult
+from chunkcache.planning import AskOptions, ChatTurn, ContextRef
 from chunkcache.precache import Item, OnProgress, PrecacheRun
-from chunkcache.results import Answer, IngestResult, PrecacheSummary, RemovalResult
+from chunkcache.results import (
+    Answer,
+    IngestResult,
+    PrecacheSummary,
+    ReloadResult,
+    RemovalResult,
+)
 from chunkcache.runtime import Progress, Runtime
+from chunkcache.serving_model import ServingModel
 from chunkcache.settings import load_settings
 from chunkcache.splitting import TextFormat
-from chunkcache.streaming import StreamingAnswer, new_answer_id
+from chunkcache.streaming import StreamingAnswer
 from chunkcache.text_files import find_text_files
 
 DEFAULT_TENANT = "default"
+
+ResultT = TypeVar("ResultT")
 
 
 class ChunkCache:
@@ -38,21 +48,20 @@ class ChunkCache:
             print(cache.answer("What is the PIN?", ["handbook"]).text)
 
     Attributes:
-        runtime: Model, store and engine.
         catalog: The tenant's documents.
     """
 
     def __init__(
         self, runtime: Runtime, tenant: str = DEFAULT_TENANT, *, owns_runtime: bool = False
     ) -> None:
-        self.runtime = runtime
         self.catalog = Catalog(runtime.env, runtime.namespace(tenant))
-        self._planner = planner = PromptPlanner(runtime, self.catalog)
-        self._ingest = DocumentIngest(
-            runtime, self.catalog, planner.names, planner.system_ids(None)
-        )
-        self._pins = DocumentPins(runtime, self.catalog, planner.names, planner.system_ids(None))
+        self._serving = ServingModel.over(runtime.current, self.catalog)
         self._owns_runtime = owns_runtime
+
+    @property
+    def runtime(self) -> Runtime:
+        """Model, store and engine. Another object once the model was reloaded."""
+        return self._current().runtime
 
     @classmethod
     def open(
@@ -115,7 +124,9 @@ class ChunkCache:
             StoreFullError: No room. Text that was stored before the store was full is kept; the
                 chunks that have no entry are computed when they are asked for.
         """
-        return self._ingest.ingest(document_id, text, metadata or {}, text_format)
+        return self._on_current(
+            lambda model: model.ingest.ingest(document_id, text, metadata or {}, text_format)
+        )
 
     def get(self, document_id: str) -> Document:
         """A document.
@@ -161,7 +172,8 @@ class ChunkCache:
                 was not pinned before is pinned.
             InvalidValueError: ``ttl_s`` is not over 0.
         """
-        return self._pins.pin(document_ids, ttl_s)
+        wanted = list(document_ids)
+        return self._on_current(lambda model: model.pins.pin(wanted, ttl_s))
 
     def unpin(self, document_ids: Iterable[str]) -> int:
         """End the pins of documents' chunks; says of how many chunks.
@@ -169,7 +181,7 @@ class ChunkCache:
         Raises:
             DocumentNotFoundError: A document is not there.
         """
-        return self._pins.unpin(document_ids)
+        return self._current().pins.unpin(document_ids)
 
     def next_use(self, document_ids: Iterable[str], *, in_s: float) -> int:
         """Say when documents will be asked about next, for workflows whose steps are known.
@@ -188,7 +200,8 @@ class ChunkCache:
             DocumentNotFoundError: A document is not there.
             InvalidValueError: ``in_s`` is less than 0.
         """
-        return self._pins.next_use(document_ids, in_s)
+        wanted = list(document_ids)
+        return self._on_current(lambda model: model.pins.next_use(wanted, in_s))
 
     def precache(
         self,
@@ -216,9 +229,12 @@ class ChunkCache:
             InvalidValueError: The preparation has neighbours, and nothing is given to find them.
             ModelError: The finder does not work.
             StoreError: The store failed; what was finished is kept.
+            DrainingError: The model was reloaded meanwhile, or the runtime closed; what was
+                finished is kept.
         """
-        run = PrecacheRun(self._ingest, on_progress, should_stop)
-        preparation = self.runtime.preparation
+        serving = self._current()
+        run = PrecacheRun(serving.ingest, on_progress, should_stop)
+        preparation = serving.runtime.preparation
         if preparation.kind != "neighbours":
             return run.run(_expand(items))
         if neighbours is None:
@@ -248,8 +264,10 @@ class ChunkCache:
             QueueFullError: Too many requests wait.
         """
         options = options or AskOptions()
-        plan = self.plan(question, documents, options)
-        return self._start(plan, options)
+        turns = [ChatTurn(question, documents)]
+        return self._on_current(
+            lambda model: model.start(model.planner.plan(turns, options, "question"), options)
+        )
 
     def chat(self, turns: Sequence[ChatTurn], options: AskOptions | None = None) -> StreamingAnswer:
         """Go on with a conversation, and read the answers as they grow.
@@ -270,7 +288,9 @@ class ChunkCache:
             QueueFullError: Too many requests wait.
         """
         options = options or AskOptions()
-        return self._start(self.plan_chat(turns, options), options)
+        return self._on_current(
+            lambda model: model.start(_plan_chat(model, turns, options), options)
+        )
 
     def answer(
         self,
@@ -310,45 +330,52 @@ class ChunkCache:
         self, question: str, documents: Sequence[ContextRef], options: AskOptions
     ) -> FusionPlan:
         """What :meth:`stream` would do, without any model work. Errors as there."""
-        return self._planner.plan([ChatTurn(question, documents)], options, "question")
+        return self._current().planner.plan([ChatTurn(question, documents)], options, "question")
 
     def plan_chat(self, turns: Sequence[ChatTurn], options: AskOptions) -> FusionPlan:
         """What :meth:`chat` would do, without any model work. Errors as there."""
-        if not turns or [t.reply is None for t in turns] != [False] * (len(turns) - 1) + [True]:
-            raise InvalidValueError("every turn but the last has a reply", param="messages")
-        return self._planner.plan(turns, options, "chat")
+        return _plan_chat(self._current(), turns, options)
 
-    def _start(self, plan: FusionPlan, options: AskOptions) -> StreamingAnswer:
-        runtime = self.runtime
-        schema = options.json_schema
-        job = GenerationJob(
-            plan,
-            options.sampling,
-            options.max_tokens,
-            num_answers=options.num_answers,
-            stop=options.stop,
-            num_top_logprobs=options.top_logprobs,
-            constraint=None if schema is None else runtime.json_constraints.compile(schema),
-        )
-        answer_id = new_answer_id()
+    def reload_model(self, progress: Progress = lambda line: None) -> ReloadResult:
+        """Load the model again, and answer from it if its files have changed.
 
-        def on_end(end: Finished | BaseException) -> None:
-            runtime.meter.record(end)
-            if isinstance(end, Finished) and end.index == 0 and not options.verify:
-                runtime.verifier.offer(answer_id, job, end)
+        Every cache over this runtime follows. Answers that had begun are finished by the old model;
+        what the old model computed is never found for the new one. If the new model cannot be
+        loaded or fails the gate, the old one goes on.
 
-        try:
-            stream = runtime.engine.submit(job, on_end)
-        except ChunkCacheError as error:
-            runtime.meter.record(error)
-            raise
-        return StreamingAnswer(
-            stream,
-            job,
-            answer_id=answer_id,
-            model=runtime.model.runner.name,
-            verify_on=runtime.engine if options.verify else None,
-        )
+        Args:
+            progress: Told what is going on, one line at a time.
+
+        Raises:
+            ReloadInProgressError: Another reload is under way.
+            ModelError: The new model cannot be loaded, is not supported, or fails the gate.
+            InvalidValueError: A setting does not fit it.
+        """
+        return self._current().runtime.reload(progress)
+
+    def _current(self) -> ServingModel:
+        """What serves now; follows the runtime when its model is reloaded."""
+        serving = self._serving
+        runtime = serving.runtime.current
+        if runtime is not serving.runtime:
+            serving = self._serving = ServingModel.over(runtime, self.catalog)
+        return serving
+
+    def _on_current(self, action: Callable[[ServingModel], ResultT]) -> ResultT:
+        """Do something with one model; again with the next, if a reload came in between."""
+        while True:
+            serving = self._current()
+            try:
+                return action(serving)
+            except DrainingError:
+                if self._current() is serving:
+                    raise
+
+
+def _plan_chat(serving: ServingModel, turns: Sequence[ChatTurn], options: AskOptions) -> FusionPlan:
+    if not turns or [t.reply is None for t in turns] != [False] * (len(turns) - 1) + [True]:
+        raise InvalidValueError("every turn but the last has a reply", param="messages")
+    return serving.planner.plan(turns, options, "chat")
 
 
 def _expand(items: Iterable[Item | str | Path]) -> Iterator[Item]:

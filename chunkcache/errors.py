@@ -9,6 +9,7 @@ The tree (code, HTTP status)::
     ├── ContextLengthExceededError  context_length_exceeded  400
     ├── DocumentNotFoundError       document_not_found       404
     ├── DigestMismatchError         digest_mismatch          409
+    ├── ReloadInProgressError       reload_in_progress       409
     ├── CacheMissError              cache_miss               422
     ├── QueueFullError              queue_full               429
     ├── RequestCancelledError       request_cancelled        499
@@ -84,6 +85,13 @@ class DigestMismatchError(ChunkCacheError):
     """The caller's expected digest is not the digest of what is stored."""
 
     code = "digest_mismatch"
+    status = 409
+
+
+class ReloadInProgressError(ChunkCacheError):
+    """The model is being reloaded already."""
+
+    code = "reload_in_progress"
     status = 409
 
 

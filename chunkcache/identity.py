@@ -137,6 +137,7 @@ class ModelIdentity:
         tokenizer: Digest of the tokenizer's definition.
         adapter: Content digest of a merged or attached adapter, if any.
         compute_dtype: ``float32``, ``bfloat16`` or ``float16``.
+        weights_format: How the weights were rounded once loaded; None as they came.
     """
 
     weights: bytes
@@ -145,6 +146,7 @@ class ModelIdentity:
     tokenizer: TokenizerDigest
     adapter: bytes | None
     compute_dtype: str
+    weights_format: str | None = None
 
     def digest(self) -> ModelDigest:
         """One digest over all fields."""
@@ -158,6 +160,7 @@ class ModelIdentity:
                     ("tokenizer", self.tokenizer),
                     ("adapter", self.adapter),
                     ("compute_dtype", self.compute_dtype),
+                    ("weights_format", self.weights_format),
                 ],
             )
         )

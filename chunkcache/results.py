@@ -286,6 +286,28 @@ class RemovalResult:
 
 
 @dataclass(frozen=True)
+class ReloadResult:
+    """What reloading the model came to.
+
+    Attributes:
+        changed: Whether anything differs; if not, the model that was loaded goes on.
+        model: Display name.
+        digest: Hex digest of the model that is served now.
+        previous_digest: Hex digest of the one before.
+        dropped_entries: Entries of the one before that were in RAM; those on disk stay, and serve
+            again if it comes back.
+        full_only: Whether the gate found that only full prefills are right now.
+    """
+
+    changed: bool
+    model: str
+    digest: str
+    previous_digest: str
+    dropped_entries: int
+    full_only: bool
+
+
+@dataclass(frozen=True)
 class ItemFailure:
     """One item of a corpus that could not be cached, and why."""
 

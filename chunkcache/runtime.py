@@ -1,4 +1,8 @@
-"""One process's model, store and engine, opened together and shared by all tenants."""
+"""One process's model, store and engine, opened together and shared by all tenants.
+
+A runtime's model never changes. Reloading makes another runtime over the same store, which takes its
+place: whatever was planned for a model runs on that model or not at all.
+"""
 
 import time
 from collections.abc import Callable
@@ -12,20 +16,24 @@ from chunkcache.codecs import Codec, codec_by_name
 from chunkcache.engine.constraint import JsonConstraints
 from chunkcache.engine.engine import Engine
 from chunkcache.entry import Entry
-from chunkcache.errors import InvalidValueError
-from chunkcache.fusion.layout import prompt_prefix_ids
 from chunkcache.fusion.plan import FusionLimits
 from chunkcache.fusion.preparation import Preparation
 from chunkcache.fusion.template_entries import TemplateEntries
 from chunkcache.identity import EntryIdentity, TenantNamespace, chunk_id, tenant_namespace
-from chunkcache.model.gate import GateReport, check_gate, gate_fingerprint, run_gate
-from chunkcache.model.loading import LoadedModel, load_model
+from chunkcache.model.gate import GateReport
+from chunkcache.model.loading import LoadedModel
 from chunkcache.model.prefill import IsolatedPrefill
 from chunkcache.model.template import DEFAULT_SYSTEM
+from chunkcache.model_opening import (
+    check_prefix_fits,
+    load_configured_model,
+    load_successor,
+    pass_gate,
+)
 from chunkcache.pages import PagePool
+from chunkcache.results import ReloadResult
 from chunkcache.serving_meter import ServingMeter
 from chunkcache.settings import Settings
-from chunkcache.short_thread import on_short_thread
 from chunkcache.splitting import DocumentSplitter
 from chunkcache.store.disk import DiskTier
 from chunkcache.store.environment import StoreEnvironment
@@ -33,10 +41,10 @@ from chunkcache.store.eviction.registry import make_eviction
 from chunkcache.store.host import HostTier
 from chunkcache.store.lease import Lease
 from chunkcache.store.load_speed import Calibration, LoadSpeed
-from chunkcache.store.reports import keep_report, load_report
 from chunkcache.store.stack import TierStack
 from chunkcache.store.tier import MissReason
 from chunkcache.store.transaction import Transaction
+from chunkcache.succession import Succession
 
 Progress = Callable[[str], None]
 
@@ -61,6 +69,7 @@ class Runtime:
         splitter: Cuts documents for this model's tokenizer.
         limits: Where a full prefill runs instead of a fusion.
         gate: What the start-up gate measured.
+        succession: The runtimes over this store, one after each reload.
         prefill: The isolated prefill; only for the engine's thread.
         load_speed: What loading costs against prefilling.
     """
@@ -72,6 +81,7 @@ class Runtime:
         env: StoreEnvironment,
         gate: GateReport,
         calibration: Calibration,
+        predecessor: "Runtime | None" = None,
     ) -> None:
         runner = model.runner
         self.settings = settings
@@ -92,13 +102,21 @@ class Runtime:
             full_only=gate.full_only,
         )
         self.prefill = IsolatedPrefill(runner)
-        host = HostTier(
-            settings.host_tier_bytes,
-            make_eviction(settings.host_eviction, settings.host_tier_bytes),
-            max_pinned_ratio=settings.max_pinned_ratio,
-        )
-        self.load_speed = LoadSpeed(calibration)
-        self.stack = TierStack(host, DiskTier(env), self.load_speed)
+        if predecessor is None:
+            host = HostTier(
+                settings.host_tier_bytes,
+                make_eviction(settings.host_eviction, settings.host_tier_bytes),
+                max_pinned_ratio=settings.max_pinned_ratio,
+            )
+            self.load_speed = LoadSpeed(calibration)
+            self.stack = TierStack(host, DiskTier(env), self.load_speed)
+            self.meter = ServingMeter()
+            self.succession = Succession(self)
+        else:
+            self.load_speed = predecessor.load_speed
+            self.stack = predecessor.stack
+            self.meter = predecessor.meter
+            self.succession = predecessor.succession
         self.pool = PagePool(
             runner.spec,
             num_tokens=settings.pool_tokens,
@@ -120,7 +138,6 @@ class Runtime:
         self.json_constraints = JsonConstraints(
             model.tokenizer, runner.spec.vocab_size, runner.eos_token_ids
         )
-        self.meter = ServingMeter()
         self.verifier = BackgroundVerifier(self.engine, settings.verify_rate)
 
     @classmethod
@@ -139,23 +156,14 @@ class Runtime:
             Path(settings.store).expanduser(), max_bytes=settings.store_max_bytes
         )
         try:
-            model = load_model(
-                settings.model,
-                cache_dir=settings.cache_dir.expanduser(),
-                device=settings.device,
-                dtype=settings.dtype,
-                revision=settings.revision,
-                thinking=settings.thinking,
-                trust_remote_code=settings.trust_remote_code,
-                progress=progress,
-            )
+            model = load_configured_model(settings, progress)
             if env.network_filesystem is not None:
                 progress(
                     f"the store is on {env.network_filesystem}: LMDB is not safe on network "
                     "file systems"
                 )
-            _check_prefix_fits(model, preparation, settings)
-            gate = _pass_gate(model, env, progress)
+            check_prefix_fits(model, preparation, settings)
+            gate = pass_gate(model, env, progress)
             codec = codec_by_name(settings.codec, model.runner.dtype)
             calibration = stored_calibration(model.runner, codec, env, progress)
             return cls(settings, model, env, gate, calibration)
@@ -163,11 +171,46 @@ class Runtime:
             env.close()
             raise
 
+    @property
+    def current(self) -> "Runtime":
+        """The runtime in whose place this one's users should be: itself, until a reload."""
+        return self.succession.current
+
+    def reload(self, progress: Progress = lambda line: None) -> ReloadResult:
+        """Load the model again as the settings say, and serve it from now on if it has changed.
+
+        The old model goes on serving while the new one is loaded and passes the gate, and if that
+        fails. Then new requests go to the new one; this returns when the old one has finished what
+        it had accepted. Both are in memory meanwhile. No entry of the old model is found for the
+        new one, whose digest differs; those in RAM are dropped, those on disk stay.
+
+        Raises:
+            ReloadInProgressError: Another reload is under way.
+            DrainingError: The runtime is closed.
+            ModelError: The new model cannot be loaded, is not supported, or fails the gate.
+            InvalidValueError: A setting does not fit it.
+        """
+        with self.succession.reloading() as succession:
+            old, settings, env = succession.current, self.settings, self.env
+            model = load_successor(old.model, settings, progress)
+            if model is None:
+                return _reload_result(old, old, 0)
+            check_prefix_fits(model, self.preparation, settings)
+            gate = pass_gate(model, env, progress)
+            new = Runtime(settings, model, env, gate, self.load_speed.figures(), old)
+            succession.current = new
+            num_dropped = old.stack.forget_model(old.model.runner.digest)
+            old.engine.close()
+            # What it was answering until now may have brought entries back.
+            old.stack.forget_model(old.model.runner.digest)
+            return _reload_result(old, new, num_dropped)
+
     def close(self) -> None:
-        """Finish accepted requests, then close everything; idempotent."""
-        self.engine.close()
-        self.stack.close()
-        self.env.close()
+        """Finish accepted requests, then close everything, whatever was reloaded; idempotent."""
+        with self.succession.closing() as succession:
+            succession.current.engine.close()
+            self.stack.close()
+            self.env.close()
 
     def __enter__(self) -> "Runtime":
         return self
@@ -216,6 +259,7 @@ class Runtime:
     def _compute(self, identity: EntryIdentity) -> tuple[Entry, int]:
         """The entry, and how many rows were run."""
         assert self.engine.is_engine_thread()
+        assert identity.model == self.model.runner.digest, "an entry of another model"
         num_rows_before = self.prefill.num_rows
         started = time.perf_counter()
         entry = self.prefill.compute(identity, self.codec)
@@ -234,35 +278,13 @@ class Runtime:
         return lambda txn: catalog.link_entry_in(txn, identity.key(), traced)
 
 
-def _check_prefix_fits(model: LoadedModel, preparation: Preparation, settings: Settings) -> None:
-    """Refuse a preparation that, with a chunk behind it, is longer than the model's context."""
-    system_ids = model.tokenizer.encode_content(settings.system or DEFAULT_SYSTEM)
-    limit = model.runner.spec.max_positions
-    for prepared in dict.fromkeys((preparation, preparation.without_neighbours)):
-        prefix_ids = prepared.prefix_ids(
-            model.template,
-            model.tokenizer,
-            model.bos_token_id,
-            prompt_prefix_ids(model.template, system_ids),
-            [(0,) * settings.chunk_tokens] * prepared.num_neighbours,
-        )
-        if len(prefix_ids) + settings.chunk_tokens > limit:
-            raise InvalidValueError(
-                f"preparation {prepared} ({len(prefix_ids)} tokens) and chunks of "
-                f"{settings.chunk_tokens} tokens do not fit the model's {limit} positions",
-                param="preparation",
-            )
-
-
-def _pass_gate(model: LoadedModel, env: StoreEnvironment, progress: Progress) -> GateReport:
-    """The stored result if it is of this very model and build, else a new one, kept."""
-    fingerprint = gate_fingerprint(model.runner)
-    report = load_report(env, "gate", fingerprint, GateReport)
-    if report is None:
-        progress("checking the model once: fused in full against its plain forward")
-        report = on_short_thread(lambda: run_gate(model.runner))
-        keep_report(env, "gate", fingerprint, report)
-    check_gate(report)
-    if report.full_only:
-        progress(f"the model serves full prefills alone, no reuse: {report.findings()}")
-    return report
+def _reload_result(old: Runtime, new: Runtime, num_dropped: int) -> ReloadResult:
+    runner = new.model.runner
+    return ReloadResult(
+        changed=new is not old,
+        model=runner.name,
+        digest=runner.digest.hex(),
+        previous_digest=old.model.runner.digest.hex(),
+        dropped_entries=num_dropped,
+        full_only=new.gate.full_only,
+    )

@@ -32,10 +32,14 @@ class Settings(BaseSettings):
     configuration class derives from a supported family's; others are refused all the same."""
     thinking: bool = False
     """Whether a model whose chat template has a switch for it thinks before it answers."""
+    adapter: str | None = None
+    """LoRA adapter that is merged into the model's weights: a PEFT directory, or a hub id."""
     device: str = "cpu"
     """Torch device that the model and its pages live on."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Compute dtype; ``auto`` is float32 on the CPU and bfloat16 elsewhere."""
+    quantisation: Literal["none", "int8"] = "none"
+    """``int8`` keeps the model's matrices as int8, for faster decoding on the CPU."""
     store: Path = Path("chunkcache.store")
     """Directory of the store; made if it is not there."""
     cache_dir: Path = Field(default_factory=default_cache_dir)

@@ -1,4 +1,4 @@
-"""Tiny models for tests: a whole model directory of random weights, made in a fraction of a second.
+"""Tiny models for tests: whole model directories of random weights, made in a fraction of a second.
 
 Shipped with the package, so that whoever builds on it can test without a download. Knows how a
 model directory looks on disk, and nothing of how the rest of the package uses one.
@@ -7,6 +7,7 @@ model directory looks on disk, and nothing of how the rest of the package uses o
 import json
 import threading
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -155,6 +156,59 @@ def write_tiny_model(
         ),
         encoding="utf-8",
     )
+    return target
+
+
+def write_tiny_adapter(
+    directory: Path | str,
+    base: Path | str,
+    *,
+    seed: int = 0,
+    rank: int = 4,
+    modules: Sequence[str] = ("q_proj", "v_proj", "down_proj"),
+    scale: float = 0.3,
+    **config: Any,
+) -> Path:
+    """Write a LoRA adapter of random weights, as PEFT would.
+
+    Args:
+        directory: Where to write; made if missing.
+        base: A model directory that the adapter is for.
+        seed: Seed of the weights.
+        rank: Rank of the updates.
+        modules: Last parts of the names of the matrices that have an update.
+        scale: Standard deviation of the tensors.
+        config: Fields of ``adapter_config.json`` to set instead; None leaves one out.
+
+    Returns:
+        The directory.
+    """
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    target, generator = Path(directory), torch.Generator().manual_seed(seed)
+    target.mkdir(parents=True, exist_ok=True)
+    tensors: dict[str, torch.Tensor] = {}
+    for name, weight in sorted(load_file(Path(base) / "model.safetensors").items()):
+        module = name.removesuffix(".weight")
+        if module.rpartition(".")[2] in modules:
+            rows, columns = weight.shape
+            for part, shape in (("A", (rank, columns)), ("B", (rows, rank))):
+                drawn = scale * torch.randn(shape, generator=generator)
+                tensors[f"base_model.model.{module}.lora_{part}.weight"] = drawn
+    save_file(tensors, target / "adapter_model.safetensors", metadata={"format": "pt"})
+    fields: dict[str, Any] = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": str(base),
+        "r": rank,
+        "lora_alpha": 2 * rank,
+        "target_modules": list(modules),
+        "bias": "none",
+        "inference_mode": True,
+    }
+    fields = {k: v for k, v in (fields | config).items() if v is not None}
+    (target / "adapter_config.json").write_text(json.dumps(fields, indent=1), encoding="utf-8")
     return target
 
 

@@ -45,6 +45,7 @@ class ChatWork(AnswerWork):
         super().__init__(service, request.model)
         self._request = request
         self._turns = chat_turns(request.messages, request.documents or ())
+        self._fingerprint = service.system_fingerprint
         self._seed = secrets.randbits(63) if request.seed is None else request.seed
 
     def begin(self, scope: WorkerScope) -> StreamingAnswer:
@@ -75,7 +76,7 @@ class ChatWork(AnswerWork):
             "object": kind,
             "created": self.created,
             "model": self.service.model_name,
-            "system_fingerprint": self.service.system_fingerprint,
+            "system_fingerprint": self._fingerprint,
         }
 
     def body(self, name: str, answers: Sequence[Answer]) -> dict[str, Any]:

@@ -5,6 +5,7 @@
     ChunkCacheError
     ├── ModelNotFoundError         model_not_found         404
     ├── RequestNotFoundError       request_not_found       404
+    ├── ReloadFailedError          reload_failed           409
     ├── BodyTooLargeError          body_too_large          413
     ├── UnsupportedMediaTypeError  unsupported_media_type  415
     └── ModelLoadingError          model_loading           503
@@ -25,6 +26,13 @@ class RequestNotFoundError(ChunkCacheError):
 
     code = "request_not_found"
     status = 404
+
+
+class ReloadFailedError(ChunkCacheError):
+    """The model could not be loaded again; the one that was loaded before goes on serving."""
+
+    code = "reload_failed"
+    status = 409
 
 
 class BodyTooLargeError(ChunkCacheError):

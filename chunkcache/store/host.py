@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from chunkcache.entry import Entry
 from chunkcache.errors import PinLimitError
-from chunkcache.identity import ChunkKey
+from chunkcache.identity import ChunkKey, ModelDigest
 from chunkcache.store.eviction.policy import Candidate, EvictionPolicy
 from chunkcache.store.eviction.value import ValuePolicy
 from chunkcache.store.lease import ByteLedger, Lease, Source
@@ -188,6 +188,14 @@ class HostTier:
         """Make lookups miss an entry from now on; its memory is free once nobody leases it."""
         with self._lock:
             return self._discard(key, is_evicted=False)
+
+    def discard_model(self, model: ModelDigest) -> int:
+        """Discard every entry that a model computed; returns how many there were."""
+        with self._lock:
+            keys = [k for k, r in self._residents.items() if r.entry.identity.model == model]
+            for key in keys:
+                self._discard(key, is_evicted=False)
+        return len(keys)
 
     def clear(self) -> None:
         """Discard every entry."""

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from chunkcache.entry import Entry
 from chunkcache.errors import RequestCancelledError, StoreError, StoreFullError
-from chunkcache.identity import ChunkKey, EntryIdentity
+from chunkcache.identity import ChunkKey, EntryIdentity, ModelDigest
 from chunkcache.store.disk import DiskTier, Guard
 from chunkcache.store.host import HostTier
 from chunkcache.store.lease import Lease, Source
@@ -137,6 +137,14 @@ class TierStack:
                 if key in self._flights:
                     self._flights[key].is_forgotten = True
             self._host.discard(key)
+
+    def forget_model(self, model: ModelDigest) -> int:
+        """Drop copies in RAM of what a model computed; the disk is left alone.
+
+        Returns:
+            How many there were.
+        """
+        return self._host.discard_model(model)
 
     def keep(self, entry: Entry, guard: Guard) -> NotStored | None:
         """Write an entry that RAM holds and the disk has not (any more).

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from chunkcache.errors import InvalidValueError, ModelFilesError, UnsupportedModelError
 from chunkcache.identity import digest_fields
-from chunkcache.model.quiet import without_progress_bars
+from chunkcache.model.quiet import quiet_library
 from chunkcache.model.weights_digest import FileDigests
 from chunkcache.short_thread import on_short_thread
 from chunkcache_retriever.embedder import Vectors
@@ -144,7 +144,7 @@ def _load(source_dir: Path, device: str) -> Any:
     from sentence_transformers import SentenceTransformer
 
     try:
-        with without_progress_bars():
+        with quiet_library():
             model = SentenceTransformer(
                 str(source_dir),
                 device=device,

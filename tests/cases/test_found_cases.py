@@ -325,7 +325,10 @@ def test_K04_a_damaged_gate_report_is_measured_again(open_cache: Caches) -> None
     assert open_cache().runtime.gate.passed
 
 
-def test_K01_a_damaged_digest_memory_is_forgotten(change_model: Any, tmp_path: Path) -> None:
+def test_K01_a_damaged_digest_memory_is_forgotten(
+    change_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("chunkcache.model.weights_digest._SETTLED_NS", -1)
     model = change_model("m")
     first = load_model(str(model), cache_dir=tmp_path / "c").runner.digest
     memory = tmp_path / "c" / "weights-digests.json"

@@ -1,7 +1,6 @@
 """Case tests, area K: what was computed by or for something else is never served."""
 
 import os
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,16 +13,13 @@ import torch
 import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
 
 from chunkcache.errors import InvalidValueError, ModelFilesError
 from chunkcache.identity import (
     ChunkKey,
     EntryIdentity,
     ModelDigest,
-    ModelIdentity,
     TenantNamespace,
-    TokenizerDigest,
     encode_token_ids,
 )
 from chunkcache.planning import AskOptions
@@ -35,18 +31,6 @@ Caches = Callable[..., Any]
 Passages = dict[str, str]
 
 
-def _perturb(model: Path, tensor: str, *, seed: int = 1) -> Path:
-    """Add noise to one tensor of a model directory; the new file takes the old one's place."""
-    path = model / "model.safetensors"
-    tensors = load_file(path)
-    noise = torch.randn(tensors[tensor].shape, generator=torch.Generator().manual_seed(seed))
-    tensors[tensor] = tensors[tensor] + 0.01 * noise
-    draft = path.with_suffix(".new")
-    save_file(tensors, draft, metadata={"format": "pt"})
-    os.replace(draft, path)
-    return model
-
-
 def _fill(cache: Any, passages: Passages) -> list[str]:
     for name, text in passages.items():
         cache.put(name, text)
@@ -55,86 +39,6 @@ def _fill(cache: Any, passages: Passages) -> list[str]:
 
 def _sources(answer: Any) -> set[str]:
     return {d.source for d in answer.report.documents}
-
-
-@pytest.mark.parametrize(
-    "tensor",
-    [
-        "model.layers.0.self_attn.k_proj.weight",
-        "lm_head.weight",
-    ],
-)
-def test_K01_other_weights_under_one_name(
-    open_cache: Caches, change_model: Any, passages: Passages, tensor: str
-) -> None:
-    """A model that differs in any tensor finds nothing of its namesake, and destroys nothing."""
-    model = change_model("served")
-    before = open_cache(model=model)
-    names = _fill(before, passages)
-    first = before.answer(QUESTION, names)
-    before.close()
-    kept = shutil.copytree(model, model.with_name("kept"))
-
-    _perturb(model, tensor)
-    swapped = open_cache(model=model)
-    met = swapped.answer(QUESTION, names)
-    assert _sources(met) == {"computed"}
-    assert met.report.account.cached_tokens == 0
-    assert sum(swapped.runtime.stack.stats().hits.values()) == 0
-    swapped.close()
-    cold = open_cache("empty-store", model=model)
-    _fill(cold, passages)
-    assert cold.answer(QUESTION, names).token_ids == met.token_ids
-
-    back = open_cache(model=kept)
-    again = back.answer(QUESTION, names)
-    assert _sources(again) == {"disk"}
-    assert again.token_ids == first.token_ids
-
-
-def test_K02_other_merged_weights_in_one_directory(
-    open_cache: Caches, change_model: Any, passages: Passages
-) -> None:
-    """Weights merged anew into the same directory miss in every tier.
-
-    There is no adapter loading in this build, so merging is the only way to use one; the digest
-    has a place for an adapter all the same, and two adapters never share it.
-    """
-    model = change_model("merged")
-    cache = open_cache(model=model)
-    names = _fill(cache, passages)
-    old = cache.plan(QUESTION, names, AskOptions()).identities
-    cache.close()
-    _perturb(model, "model.layers.1.self_attn.q_proj.weight", seed=2)
-    cache = open_cache(model=model)
-    new = cache.plan(QUESTION, names, AskOptions()).identities
-    assert {i.key() for i in old}.isdisjoint(i.key() for i in new)
-    assert not any(cache.runtime.stack.contains(i.key()) for i in new)
-    assert _sources(cache.answer(QUESTION, names)) == {"computed"}
-
-    facts = ModelIdentity(b"w", b"c", b"r", TokenizerDigest(b"t"), None, "float32")
-    assert len({replace(facts, adapter=a).digest() for a in (None, b"", b"a", b"b")}) == 4
-
-
-def test_K03_weights_replaced_while_serving(
-    open_cache: Caches, change_model: Any, passages: Passages
-) -> None:
-    """A running process goes on with the weights it loaded; what it stored is not the new ones'.
-
-    There is no reload: new weights are served by a new process (here, a new runtime).
-    """
-    model = change_model("served")
-    cache = open_cache(model=model)
-    names = _fill(cache, passages)
-    before = cache.answer(QUESTION, names)
-    _perturb(model, "model.layers.0.self_attn.v_proj.weight", seed=3)
-    cache.put("late", "A note that came after the file had been replaced.")
-    after = cache.answer(QUESTION, names)
-    assert after.token_ids == before.token_ids
-    assert _sources(after) == {"host"}
-    cache.close()
-    renewed = open_cache(model=model)
-    assert _sources(renewed.answer(QUESTION, [*names, "late"])) == {"computed"}
 
 
 def _with_format(value: bytes, version: object) -> bytes:

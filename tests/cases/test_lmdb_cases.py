@@ -336,7 +336,7 @@ def test_L16_a_place_that_cannot_hold_a_store(
     def load(*_: object, **__: object) -> None:
         raise AssertionError("the model was loaded first")
 
-    monkeypatch.setattr("chunkcache.runtime.load_model", load)
+    monkeypatch.setattr("chunkcache.model_opening.load_model", load)
     (tmp_path / "file").write_text("not a directory")
     (tmp_path / "loop").symlink_to("loop")
     places = ["file", "file/store", "loop"]

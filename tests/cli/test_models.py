@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from chunkcache.fusion.place import place_entry
+from chunkcache.testing import write_tiny_adapter
 
 FIGURES = ("logits_difference", "layer0_difference", "rotation_difference")
 
@@ -96,3 +97,21 @@ def test_a_pickled_checkpoint_is_converted(
     result = cli("models", "convert", source, tmp_path / "third")
     assert result.exit_code == 0
     assert "models check" in result.stderr
+
+
+def test_an_adapter_and_int8_weights(
+    cli: Any, cli_json: Any, model_dir: Callable[..., Path], tmp_path: Path
+) -> None:
+    base = model_dir()
+    adapter = write_tiny_adapter(tmp_path / "support", base)
+    options = ("models", "check", base, "--adapter", adapter, "--quantisation", "int8")
+    body = cli_json(*options)
+    assert body["model"] == f"{base.name}+support"
+    assert (body["quantisation"], body["adapter"]["name"]) == ("int8", "support")
+    shown = cli(*options).stdout
+    assert "weights in int8" in shown
+    assert "support (content" in shown
+    other = write_tiny_adapter(tmp_path / "other", base, base_model_name_or_path="a/b")
+    refused = cli_json("models", "check", base, "--adapter", other, exit_code=1)
+    assert refused["error"]["code"] == "model_files"
+    assert "'a/b'" in refused["error"]["message"]

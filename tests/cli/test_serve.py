@@ -1,13 +1,16 @@
 """``chunkcache serve``: on loopback alone, and ready when it says so."""
 
 import json
+import shutil
 import signal
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
 import pytest
 
+from chunkcache.testing import write_tiny_model
 from chunkcache_api.cli.serve import is_loopback
 
 
@@ -62,3 +65,29 @@ def test_a_model_that_cannot_be_loaded_ends_the_server(start_cli, tmp_path: Path
     assert process.returncode == 1, stderr
     assert json.loads(stdout)["error"]["code"] == "model_files"
     assert stderr.splitlines()[-1].startswith("error: ")
+
+
+def test_a_hangup_loads_a_changed_model_again(
+    start_cli, model_dir: Callable[..., Path], tmp_path: Path
+) -> None:
+    model = Path(shutil.copytree(model_dir(max_position_embeddings=2048), tmp_path / "served"))
+    process = start_cli("serve", "--port", "0", "--no-retriever", "--json", "--model", model)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    lines = []
+    while not lines or lines[-1].rstrip() != "}":
+        lines.append(process.stdout.readline())
+        assert lines[-1], process.communicate()
+    url = json.loads("".join(lines))["url"]
+    write_tiny_model(model, seed=5, max_position_embeddings=2048)
+    process.send_signal(signal.SIGHUP)
+    logged = process.stderr.readline()
+    while "event=reloaded" not in logged:
+        logged = process.stderr.readline()
+        assert logged
+    assert " changed " in logged
+    (shown,) = httpx.get(f"{url}/v1/models", trust_env=False, timeout=60).json()["data"]
+    assert shown["digest"] in logged
+    process.send_signal(signal.SIGTERM)
+    _, stderr = process.communicate()
+    assert process.returncode == 0, stderr

@@ -260,7 +260,7 @@ def test_a_neighbour_that_goes_while_an_entry_is_computed(cache: ChunkCache) -> 
         return entry
 
     cache.runtime.prefill.compute = interrupted
-    answer = cache._start(plan, AskOptions(max_tokens=2)).answer()
+    answer = cache._serving.start(plan, AskOptions(max_tokens=2)).answer()
     assert len(answer.token_ids) == 2
     assert [w.code for w in answer.report.warnings] == ["not_stored_unowned"]
     assert not _is_anywhere(cache, identity.key())

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from chunkcache import runtime
+from chunkcache import model_opening
 from chunkcache.chunk_cache import ChunkCache
 from chunkcache.model.gate import GateReport, run_gate
 from chunkcache.model.runner import ModelRunner
@@ -35,6 +35,6 @@ def test_the_gate_leaves_no_pool_behind(
         threads.append(threading.current_thread())
         return run_gate(runner)
 
-    monkeypatch.setattr(runtime, "run_gate", watched)
+    monkeypatch.setattr(model_opening, "run_gate", watched)
     open_cache()
     assert [t.is_alive() for t in threads] == [False]

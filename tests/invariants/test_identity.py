@@ -85,7 +85,9 @@ def test_every_fact_about_the_model_changes_its_digest() -> None:
         {"rope": b"R"},
         {"tokenizer": TokenizerDigest(b"T")},
         {"adapter": b"a"},
+        {"adapter": b""},
         {"compute_dtype": "bfloat16"},
+        {"weights_format": "int8-rows-1"},
     ]
     digests = {MODEL.digest()} | {replace(MODEL, **change).digest() for change in changes}
     assert len(digests) == len(changes) + 1

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -124,7 +125,7 @@ def test_a_failed_gate_refuses_the_model(
 ) -> None:
     from dataclasses import dataclass
 
-    import chunkcache.runtime
+    import chunkcache.model_opening
     from chunkcache.model.gate import GateReport
 
     @dataclass
@@ -142,7 +143,7 @@ def test_a_failed_gate_refuses_the_model(
                 full_only=False,
             )
 
-    monkeypatch.setattr(chunkcache.runtime, "run_gate", Spoiled())
+    monkeypatch.setattr(chunkcache.model_opening, "run_gate", Spoiled())
     with pytest.raises(GateFailedError, match=r"0\.5"):
         open_cache()
 
@@ -181,7 +182,7 @@ def test_a_changed_weight_changes_the_digest(copy: Path, tmp_path: Path) -> None
 def test_digests_are_remembered_until_the_file_changes(tmp_path: Path) -> None:
     path, memory = tmp_path / "weights", tmp_path / "memory.json"
     path.write_bytes(b"one")
-    digests = FileDigests(memory)
+    digests = FileDigests(memory, lambda: time.time_ns() + 10**10)
     first = digests.digest(path)
     remembered = json.loads(memory.read_text())
     remembered[str(path)][-1] = "00" * 32
@@ -193,6 +194,17 @@ def test_digests_are_remembered_until_the_file_changes(tmp_path: Path) -> None:
     path.write_bytes(b"one")
     assert digests.digest(path) == first
     assert FileDigests(None).digest(path) == first
+
+
+def test_a_file_that_has_just_changed_is_hashed_again_next_time(tmp_path: Path) -> None:
+    """A second change within the file system's step of time would not show."""
+    path, memory = tmp_path / "weights", tmp_path / "memory.json"
+    path.write_bytes(b"one")
+    digests = FileDigests(memory, lambda: path.stat().st_ctime_ns + 10**9)
+    first = digests.digest(path)
+    assert not memory.exists()
+    FileDigests(memory, lambda: path.stat().st_ctime_ns + 10**10).digest(path)
+    assert json.loads(memory.read_text())[str(path)][-1] == first.hex()
 
 
 def test_the_demo_model_is_what_it_says(demo_model: Any) -> None:

@@ -11,11 +11,13 @@ from chunkcache_api.cli.console import messages, print_json, printable, reportin
 from chunkcache_api.cli.help_text import help_text
 from chunkcache_api.cli.opening import open_cache
 from chunkcache_api.cli.options import (
+    AdapterOption,
     CodecOption,
     JsonOption,
     ModelOption,
     PolicyOption,
     PreparationOption,
+    QuantisationOption,
     RatioOption,
     StoreOption,
     SystemOption,
@@ -83,6 +85,8 @@ def ask(
     system: SystemOption = None,
     store: StoreOption = None,
     model: ModelOption = None,
+    adapter: AdapterOption = None,
+    quantisation: QuantisationOption = None,
     preparation: PreparationOption = None,
     codec: CodecOption = None,
     as_json: JsonOption = False,
@@ -103,7 +107,13 @@ def ask(
             verify=compare,
         )
         with open_cache(
-            store=store, model=model, preparation=preparation, codec=codec, system=system
+            store=store,
+            model=model,
+            adapter=adapter,
+            quantisation=quantisation,
+            preparation=preparation,
+            codec=codec,
+            system=system,
         ) as opened:
             cache = opened.cache
             documents = document_ids or _retrieve(cache, question, top_k or 0)

@@ -19,10 +19,12 @@ from chunkcache_api.cli.demo_data import DemoQuestion, demo_items, demo_question
 from chunkcache_api.cli.help_text import help_text
 from chunkcache_api.cli.opening import open_cache
 from chunkcache_api.cli.options import (
+    AdapterOption,
     JsonOption,
     ModelOption,
     PolicyOption,
     PreparationOption,
+    QuantisationOption,
     RatioOption,
 )
 from chunkcache_api.cli.precache_run import run_precache
@@ -62,6 +64,8 @@ def demo(
         ),
     ] = None,
     model: ModelOption = None,
+    adapter: AdapterOption = None,
+    quantisation: QuantisationOption = None,
     policy: PolicyOption = None,
     ratio: RatioOption = None,
     preparation: PreparationOption = None,
@@ -75,6 +79,8 @@ def demo(
         with open_cache(
             store=store,
             model=model,
+            adapter=adapter,
+            quantisation=quantisation,
             policy=policy,
             recompute_ratio=ratio,
             preparation=preparation,

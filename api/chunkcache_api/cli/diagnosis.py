@@ -206,8 +206,7 @@ def _model(runtime: "Runtime") -> dict[str, Any]:
     return {
         "name": runner.name,
         "family": spec.family.name,
-        "digest": runner.digest.hex(),
-        "dtype": str(runner.dtype).removeprefix("torch."),
+        **runtime.model.weights_facts(),
         "device": str(runner.device),
         "num_layers": spec.num_layers,
         "max_positions": spec.max_positions,

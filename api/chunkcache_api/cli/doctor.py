@@ -25,12 +25,14 @@ from chunkcache_api.cli.diagnosis import (
 from chunkcache_api.cli.help_text import help_text
 from chunkcache_api.cli.opening import open_cache, progress_lines
 from chunkcache_api.cli.options import (
+    AdapterOption,
     ChunkTokensOption,
     CodecOption,
     JsonOption,
     ModelOption,
     PolicyOption,
     PreparationOption,
+    QuantisationOption,
     RatioOption,
     StoreOption,
 )
@@ -65,6 +67,8 @@ def doctor(
     ] = "auto",
     store: StoreOption = None,
     model: ModelOption = None,
+    adapter: AdapterOption = None,
+    quantisation: QuantisationOption = None,
     policy: PolicyOption = None,
     ratio: RatioOption = None,
     preparation: PreparationOption = None,
@@ -79,6 +83,8 @@ def doctor(
         settings = load_settings(
             store=store,
             model=model,
+            adapter=adapter,
+            quantisation=quantisation,
             policy=policy,
             recompute_ratio=ratio,
             preparation=preparation,

@@ -9,7 +9,7 @@ import typer
 from chunkcache_api.cli.console import ExitCode, print_json, reporting_errors, results, say
 from chunkcache_api.cli.help_text import help_text
 from chunkcache_api.cli.opening import progress_lines
-from chunkcache_api.cli.options import JsonOption
+from chunkcache_api.cli.options import AdapterOption, JsonOption, QuantisationOption
 from chunkcache_api.cli.render import gate_table, size
 
 HELP = help_text(
@@ -29,6 +29,8 @@ CHECK_HELP = help_text(
     "chunkcache models check demo",
     "chunkcache models check ./my-model --json",
     "chunkcache models check gemma-3-270m-q4_k_m.gguf",
+    "chunkcache models check ./my-model --adapter ./my-lora",
+    "chunkcache models check demo --quantisation int8",
 )
 
 CONVERT_HELP = help_text(
@@ -64,11 +66,18 @@ def check(
             show_default="not run",
         ),
     ] = None,
+    adapter: AdapterOption = None,
+    quantisation: QuantisationOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run the gate on a model and print what it measured."""
     with reporting_errors(as_json=as_json):
-        found = check_model(model, trust_remote_code=trust_remote_code)
+        found = check_model(
+            model,
+            adapter=adapter,
+            quantisation=quantisation,
+            trust_remote_code=trust_remote_code,
+        )
     if as_json:
         print_json(found)
     else:
@@ -105,16 +114,17 @@ def convert(
         )
 
 
-def check_model(model: str, *, trust_remote_code: bool | None = None) -> dict[str, Any]:
+def check_model(model: str, **settings: Any) -> dict[str, Any]:
     """Load a model, with the settings' device and dtype, run its gate, compare its template.
 
     Args:
         model: As in the settings.
-        trust_remote_code: As in the settings; None takes theirs.
+        **settings: Other fields of ``Settings``; None takes the environment's value or the default.
 
     Returns:
-        ``model``, ``family``, ``serves`` (``reuse`` or ``full``), its geometry, ``template`` with
-        the joints where the chat template's own ids differ, and ``gate`` with every figure.
+        ``model``, ``family``, ``serves`` (``reuse`` or ``full``), its geometry, what its weights
+        are, ``template`` with the joints where the chat template's own ids differ, and ``gate``
+        with every figure.
 
     Raises:
         ModelError: It cannot be loaded, is not supported, or even its full prefill is not right.
@@ -122,22 +132,13 @@ def check_model(model: str, *, trust_remote_code: bool | None = None) -> dict[st
     import msgspec
 
     from chunkcache.model.gate import check_gate, run_gate
-    from chunkcache.model.loading import load_model
     from chunkcache.model.template_check import check_template
+    from chunkcache.model_opening import load_configured_model
     from chunkcache.settings import load_settings
 
-    settings = load_settings(model=model, trust_remote_code=trust_remote_code)
+    configured = load_settings(model=model, **settings)
     with progress_lines(f"loading {Path(model).name}") as progress:
-        loaded = load_model(
-            settings.model,
-            cache_dir=settings.cache_dir.expanduser(),
-            device=settings.device,
-            dtype=settings.dtype,
-            revision=settings.revision,
-            thinking=settings.thinking,
-            trust_remote_code=settings.trust_remote_code,
-            progress=progress,
-        )
+        loaded = load_configured_model(configured, progress)
         progress("comparing with the plain forward")
         report = run_gate(loaded.runner)
     check_gate(report)
@@ -154,7 +155,7 @@ def check_model(model: str, *, trust_remote_code: bool | None = None) -> dict[st
         "max_positions": spec.max_positions,
         "windows": sorted({w for w in spec.windows if w is not None}),
         "rope_depends_on_length": spec.rope.is_length_dependent,
-        "dtype": str(loaded.runner.dtype).removeprefix("torch."),
+        **loaded.weights_facts(),
         "template": msgspec.to_builtins(template),
         "gate": msgspec.to_builtins(report),
     }

@@ -27,6 +27,27 @@ ModelOption = Annotated[
         show_default="demo",
     ),
 ]
+AdapterOption = Annotated[
+    str | None,
+    typer.Option(
+        "--adapter",
+        envvar="CHUNKCACHE_ADAPTER",
+        metavar="NAME",
+        help="LoRA adapter to merge into the model: a PEFT directory or a hub id. "
+        "Part of an entry's key, by its content.",
+        show_default="none",
+    ),
+]
+QuantisationOption = Annotated[
+    str | None,
+    typer.Option(
+        "--quantisation",
+        envvar="CHUNKCACHE_QUANTISATION",
+        metavar="KIND",
+        help="int8 keeps the matrices as int8: faster decoding on the CPU. Part of the key too.",
+        show_default="none",
+    ),
+]
 PreparationOption = Annotated[
     str | None,
     typer.Option(

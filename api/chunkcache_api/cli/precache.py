@@ -18,11 +18,13 @@ from chunkcache_api.cli.console import (
 from chunkcache_api.cli.help_text import help_text
 from chunkcache_api.cli.opening import open_cache
 from chunkcache_api.cli.options import (
+    AdapterOption,
     ChunkTokensOption,
     CodecOption,
     JsonOption,
     ModelOption,
     PreparationOption,
+    QuantisationOption,
     StoreMaxBytesOption,
     StoreOption,
 )
@@ -57,6 +59,8 @@ def precache(
     paths: Annotated[list[Path], typer.Argument(help="Files and folders.", show_default=False)],
     store: StoreOption = None,
     model: ModelOption = None,
+    adapter: AdapterOption = None,
+    quantisation: QuantisationOption = None,
     preparation: PreparationOption = None,
     codec: CodecOption = None,
     chunk_tokens: ChunkTokensOption = None,
@@ -70,6 +74,8 @@ def precache(
         open_cache(
             store=store,
             model=model,
+            adapter=adapter,
+            quantisation=quantisation,
             preparation=preparation,
             codec=codec,
             chunk_tokens=chunk_tokens,

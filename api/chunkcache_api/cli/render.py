@@ -180,7 +180,13 @@ def stats_table(stats: dict[str, Any]) -> Table:
 def gate_table(checked: dict[str, Any]) -> Table:
     """What ``models check`` found, figure by figure."""
     table, gate = _facts(), checked["gate"]
-    _fact(table, "model", f"{checked['model']} ({checked['family']}, {checked['dtype']})")
+    weights = checked["dtype"]
+    if checked["quantisation"] != "none":
+        weights += f", weights in {checked['quantisation']}"
+    _fact(table, "model", f"{checked['model']} ({checked['family']}, {weights})")
+    if checked["adapter"] is not None:
+        adapter = checked["adapter"]
+        _fact(table, "adapter", f"{adapter['name']} (content {adapter['digest'][:16]})")
     windows = ", ".join(f"{w:,}" for w in checked["windows"]) or "none"
     _fact(
         table,

@@ -4,6 +4,7 @@ import ipaddress
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from chunkcache_api.cli.console import ExitCode, fail, print_json, reporting_err
 from chunkcache_api.cli.help_text import help_text
 from chunkcache_api.cli.opening import log_to_stderr
 from chunkcache_api.cli.options import (
+    AdapterOption,
     ChunkTokensOption,
     CodecOption,
     HostTierBytesOption,
@@ -22,6 +24,7 @@ from chunkcache_api.cli.options import (
     ModelOption,
     PolicyOption,
     PreparationOption,
+    QuantisationOption,
     RatioOption,
     StoreMaxBytesOption,
     StoreOption,
@@ -31,6 +34,7 @@ from chunkcache_api.cli.retrieval import make_retriever, why_no_retriever
 if TYPE_CHECKING:
     from chunkcache.chunk_cache import ChunkCache
     from chunkcache.settings import Settings
+    from chunkcache_api.service import ServiceState
     from chunkcache_retriever.retriever import Retriever
 
 HELP = help_text(
@@ -38,7 +42,8 @@ HELP = help_text(
 
     One process serves one model. There are no API keys yet, so it listens on loopback addresses
     alone: whoever reaches it may read and delete every document. /readyz says when the model is
-    loaded; /openapi.json describes the routes; /metrics is for Prometheus.""",
+    loaded; /openapi.json describes the routes; /metrics is for Prometheus. A hangup signal (unless
+    it is a terminal's), or POST /v1/models/reload, loads a model again whose files have changed.""",
     "chunkcache serve",
     "chunkcache serve --port 9000 --store team.store",
     "chunkcache serve --verify-rate 0.01",
@@ -70,6 +75,8 @@ def serve(
     ] = None,
     store: StoreOption = None,
     model: ModelOption = None,
+    adapter: AdapterOption = None,
+    quantisation: QuantisationOption = None,
     policy: PolicyOption = None,
     ratio: RatioOption = None,
     preparation: PreparationOption = None,
@@ -93,6 +100,8 @@ def serve(
         settings = load_settings(
             store=store,
             model=model,
+            adapter=adapter,
+            quantisation=quantisation,
             policy=policy,
             recompute_ratio=ratio,
             preparation=preparation,
@@ -211,7 +220,7 @@ def _run(
         app, log_config=_log_config(), ws="none", timeout_graceful_shutdown=DRAIN_SECONDS
     )
     server = uvicorn.Server(config)
-    with _signals_end_quietly() as seen:
+    with _signals_end_quietly() as seen, _hangups_reload(app.state.service):
         server.run(sockets=[listener])
     if failures:
         raise failures[0]
@@ -230,6 +239,31 @@ def _signals_end_quietly() -> Iterator[set[int]]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def _hangups_reload(state: "ServiceState") -> Iterator[None]:
+    """Has SIGHUP load the model again; not at a terminal, whose closing should end the command."""
+    if not hasattr(signal, "SIGHUP") or (sys.stdin is not None and sys.stdin.isatty()):
+        yield
+        return
+
+    def reload() -> None:
+        try:
+            state.reload()
+        except ChunkCacheError as error:
+            say(f"not reloaded: {error.message} ({error.code})")
+
+    def handle(number: int, frame: object) -> None:
+        threading.Thread(target=reload, name="chunkcache-reload", daemon=True).start()
+
+    from chunkcache.errors import ChunkCacheError
+
+    previous = signal.signal(signal.SIGHUP, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, previous)
 
 
 def _log_config() -> dict[str, Any]:

@@ -1,14 +1,17 @@
-"""``GET /v1/models``: the one model that is served."""
+"""``/v1/models``: the one model that is served, and having it loaded again."""
 
+from dataclasses import asdict
 from typing import Any, Final
 
 import msgspec
 from anyio import to_thread
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
+from pydantic import BaseModel
 
 from chunkcache.probing import stored_fidelity
 from chunkcache.runtime import Runtime
-from chunkcache_api.routes.current import CurrentService
+from chunkcache_api.json_body import body_schema, read_body
+from chunkcache_api.routes.current import CurrentService, service_state
 
 HINT: Final = "not measured with these settings; run: chunkcache doctor"
 
@@ -32,11 +35,30 @@ async def list_models(service: CurrentService) -> dict[str, Any]:
         "owned_by": "chunkcache",
         "max_positions": spec.max_positions,
         "family": spec.family.name,
+        **runtime.model.weights_facts(),
         "gate": msgspec.to_builtins(gate),
         "fidelity": fidelity,
         "fidelity_hint": HINT if fidelity is None else None,
     }
     return {"object": "list", "data": [model]}
+
+
+class ReloadRequest(BaseModel):
+    """Takes no fields: what is loaded is what the settings name."""
+
+
+@router.post("/v1/models/reload", openapi_extra=body_schema(ReloadRequest))
+async def reload_model(request: Request, service: CurrentService) -> dict[str, Any]:
+    """Load the served model again, if its files (or its adapter's) have changed.
+
+    Answers when the new model serves and the old one has finished what it had begun. The old one
+    serves until then, and goes on if the new one cannot be loaded or fails the gate (409
+    ``reload_failed``).
+    """
+    await read_body(request, ReloadRequest)
+    state = service_state(request)
+    result = await to_thread.run_sync(state.reload, limiter=service.prefill_threads)
+    return {"object": "chunkcache.model_reload", **asdict(result)}
 
 
 def _fidelity(runtime: Runtime) -> dict[str, Any] | None:

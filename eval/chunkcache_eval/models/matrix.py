@@ -16,7 +16,7 @@ from chunkcache.fusion.recompute import SequenceKV, finish_rows, run_rows
 from chunkcache.identity import EntryIdentity, TenantNamespace
 from chunkcache.model.loading import LoadedModel
 from chunkcache.model.prefill import IsolatedPrefill
-from chunkcache.model.quiet import without_progress_bars
+from chunkcache.model.quiet import quiet_library
 from chunkcache.model.runner import ModelRunner
 from chunkcache_eval.models.cells import (
     MAX_POSITIONS,
@@ -95,7 +95,7 @@ def measure_cell(family: str, rope: str, folder: Path) -> CellResult:
         rope: Name of the rotation.
         folder: Where its tiny model is written.
     """
-    with without_progress_bars():
+    with quiet_library():
         exact, half = (load_cell(family, rope, folder, d) for d in ("float32", "bfloat16"))
     prompt = _draw(exact, PROMPT_TOKENS, 1)
     half_diff, noise = bf16_difference(half, prompt)
