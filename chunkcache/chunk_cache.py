@@ -160,7 +160,7 @@ class ChunkCache:
     def pin(self, document_ids: Iterable[str], *, ttl_s: float) -> PinResult:
         """Keep documents' chunks in RAM for a time, whatever else comes. Missing entries are computed.
 
-        Pinning again lengthens. Deleting a document ends its pins.
+        Pinning again lengthens. Deleting a document ends its pins, reloading the model all of them.
 
         Args:
             document_ids: The documents.

@@ -6,7 +6,12 @@ from dataclasses import dataclass
 
 from chunkcache.catalog import Catalog
 from chunkcache.entry_naming import EntryNames
-from chunkcache.errors import DocumentNotFoundError, InvalidValueError, PinLimitError
+from chunkcache.errors import (
+    DocumentNotFoundError,
+    DrainingError,
+    InvalidValueError,
+    PinLimitError,
+)
 from chunkcache.identity import ChunkKey, EntryIdentity
 from chunkcache.runtime import Runtime
 
@@ -63,7 +68,10 @@ class DocumentPins:
                         num_bytes += lease.entry.num_bytes
                     if not was_pinned:
                         new_keys.append(lease.entry.key)
-        except PinLimitError:
+            if self._runtime.current is not self._runtime:
+                # What a reload has dropped may have come back from disk, and is of no use now.
+                raise DrainingError("the model was reloaded meanwhile")
+        except (PinLimitError, DrainingError):
             stack.unpin(new_keys)
             raise
         return PinResult(len(wanted), num_chunks, num_bytes, ttl_s)

@@ -114,6 +114,7 @@ class Runtime:
             self.succession = Succession(self)
         else:
             self.load_speed = predecessor.load_speed
+            self.load_speed.restart(calibration)
             self.stack = predecessor.stack
             self.meter = predecessor.meter
             self.succession = predecessor.succession
@@ -197,7 +198,9 @@ class Runtime:
                 return _reload_result(old, old, 0)
             check_prefix_fits(model, self.preparation, settings)
             gate = pass_gate(model, env, progress)
-            new = Runtime(settings, model, env, gate, self.load_speed.figures(), old)
+            codec = codec_by_name(settings.codec, model.runner.dtype)
+            calibration = stored_calibration(model.runner, codec, env, progress)
+            new = Runtime(settings, model, env, gate, calibration, old)
             succession.current = new
             num_dropped = old.stack.forget_model(old.model.runner.digest)
             old.engine.close()

@@ -44,6 +44,16 @@ class LoadSpeed:
         self._prefill_s_per_row = deque([calibration.prefill_s_per_row], maxlen=_NUM_REMEMBERED)
         self._num_slow = 0
 
+    def restart(self, calibration: Calibration) -> None:
+        """Forget all figures for those of another model."""
+        with self._lock:
+            for figures, first in (
+                (self._load_s_per_byte, calibration.load_s_per_byte),
+                (self._prefill_s_per_row, calibration.prefill_s_per_row),
+            ):
+                figures.clear()
+                figures.append(first)
+
     def note_load(self, num_bytes: int, seconds: float) -> None:
         """An entry was read from disk."""
         with self._lock:

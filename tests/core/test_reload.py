@@ -97,6 +97,28 @@ def test_the_old_weights_find_their_entries_again(
     assert again.token_ids == first.token_ids
 
 
+def test_pins_end_and_speeds_are_measured_anew(
+    open_cache: Callable[..., ChunkCache], model: Path, passages: dict[str, str]
+) -> None:
+    cache = open_cache(model=model)
+    names = _fill(cache, passages)
+    cache.pin(names, ttl_s=600)
+    pins_of_old = cache._current().pins
+    speed = cache.runtime.load_speed
+    for _ in range(100):
+        speed.note_prefill(1, 1e6)
+    assert speed.figures().prefill_s_per_row > 1e5
+    _change(model)
+    cache.reload_model()
+    assert cache.runtime.stack.stats().pinned_bytes == 0
+    assert cache.runtime.load_speed.figures().prefill_s_per_row < 1e5
+    with pytest.raises(DrainingError):
+        pins_of_old.pin(names, 600)
+    assert cache.runtime.stack.stats().pinned_bytes == 0
+    assert cache.pin(names, ttl_s=600).num_chunks > 0
+    assert cache.runtime.stack.stats().pinned_bytes > 0
+
+
 def test_files_that_did_not_change_change_nothing(
     open_cache: Callable[..., ChunkCache], model: Path, passages: dict[str, str]
 ) -> None:

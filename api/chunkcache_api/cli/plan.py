@@ -109,16 +109,9 @@ def _measured(settings: "Settings") -> float:
     """Tokens per second, by a model loaded for it."""
     from chunkcache.calibration import calibrate
     from chunkcache.codecs import codec_by_name
-    from chunkcache.model.loading import load_model
+    from chunkcache.model_opening import load_configured_model
 
-    runner = load_model(
-        settings.model,
-        cache_dir=settings.cache_dir.expanduser(),
-        device=settings.device,
-        dtype=settings.dtype,
-        revision=settings.revision,
-        progress=say,
-    ).runner
+    runner = load_configured_model(settings, say).runner
     return 1 / calibrate(runner, codec_by_name("raw", runner.dtype)).prefill_s_per_row
 
 
