@@ -41,6 +41,9 @@ def test_the_report(
     assert all(0 <= c["layer0_k_diff"] <= 1e-5 for c in report["matrix"])
     (real,) = report["real"]
     assert (real["num_prompts"], real["num_equal"], real["gate_passed"]) == (2, 2, True)
+    (int8,) = report["int8"]
+    assert 0 < int8["mean_kl"] < 0.02
+    assert int8["decode_tokens_per_second_int8"] > 0
     assert set(report["digest"]) == {
         "megabytes", "cold_seconds", "warm_seconds", "remembered_seconds",
     }  # fmt: skip
@@ -73,7 +76,7 @@ def test_what_cannot_be_measured(args: tuple[str, ...], code: str) -> None:
 def test_what_is_over_its_limit_fails(
     wrong: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    report = ModelsReport((CELL, replace(CELL, **wrong)), (), None)
+    report = ModelsReport((CELL, replace(CELL, **wrong)), (), (), None)
     assert report.failures == ["llama with default rotation"]
 
     def measure(request: ModelsRequest, progress: Any) -> ModelsReport:
@@ -94,3 +97,16 @@ def test_the_whole_matrix_is_the_default() -> None:
     cells = ModelsRequest().cells
     assert len(cells) == len(set(cells)) == 68
     assert ModelsRequest(with_matrix=False).cells == []
+
+
+def test_int8_weights_are_said_in_words_and_left_out_where_they_cannot_be(
+    model_dir: Callable[..., Path], cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CHUNKCACHE_CACHE_DIR", str(cache_dir))
+    args = ("--no-matrix", "--digest-mb", "0", "--prompts", "1", "--model")
+    dense = _run(*args, str(model_dir(max_position_embeddings=8192)))
+    assert "with int8 weights: decodes" in dense.stdout
+    experts = _run(*args, str(model_dir("mixtral", max_position_embeddings=8192)))
+    assert experts.exit_code == 0
+    assert "experts" in experts.stderr
+    assert "int8" not in experts.stdout

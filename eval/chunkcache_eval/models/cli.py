@@ -13,8 +13,8 @@ HELP = help_text(
 
     Every family with every rotation it can have, as a tiny random model: logits of a prompt fused
     in full, layer-0 keys of a chunk at near and far offsets, and half precision beside the
-    library's own. Real models: greedy answers of full prefills. And how long it takes to know
-    which weights a model has.""",
+    library's own. Real models: greedy answers of full prefills, and what int8 weights cost and
+    gain. And how long it takes to know which weights a model has.""",
     "chunkcache eval models",
     "chunkcache eval models --model demo --model ./my-model --no-matrix",
     "chunkcache eval models --family gemma2 --family phi3 --json",
@@ -48,6 +48,9 @@ def models(
         ),
     ] = None,
     matrix: Annotated[bool, typer.Option(help="Measure families and rotations.")] = True,
+    int8: Annotated[
+        bool, typer.Option(help="Measure real models with int8 weights too, on the CPU.")
+    ] = True,
     prompts: Annotated[int, typer.Option(min=1, max=20, help="Prompts per real model.")] = 20,
     digest_mb: Annotated[
         int, typer.Option(min=0, help="Size of the file to digest, in MB; 0 for none.")
@@ -79,6 +82,7 @@ def models(
                 num_prompts=prompts,
                 digest_mb=digest_mb,
                 with_matrix=matrix,
+                with_int8=int8,
             ),
             say,
         )

@@ -1,13 +1,15 @@
 """Everything ``chunkcache eval models`` measures, as one report."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from typing import Any
 
 import torch
 
+from chunkcache.errors import InvalidValueError, UnsupportedModelError
 from chunkcache.settings import load_settings
+from chunkcache_eval.int8_weights import Int8WeightsCost, measure_int8_weights
 from chunkcache_eval.models.cells import CELLS
 from chunkcache_eval.models.digest import DigestResult, measure_digest
 from chunkcache_eval.models.matrix import (
@@ -33,6 +35,7 @@ class ModelsRequest:
         num_prompts: Prompts per real model.
         digest_mb: Size of the file that is digested; 0 leaves the digest out.
         with_matrix: Whether the matrix is measured at all.
+        with_int8: Whether real models are measured with int8 weights too.
     """
 
     families: tuple[str, ...] = ()
@@ -41,6 +44,7 @@ class ModelsRequest:
     num_prompts: int = 20
     digest_mb: int = 500
     with_matrix: bool = True
+    with_int8: bool = True
 
     @property
     def cells(self) -> list[tuple[str, str]]:
@@ -62,11 +66,13 @@ class ModelsReport:
     Attributes:
         matrix: Families with rotations.
         real: Real models.
+        int8: Real models with int8 weights, beside their own.
         digest: Times of a digest.
     """
 
     matrix: tuple[CellResult, ...]
     real: tuple[RealResult, ...]
+    int8: tuple[Int8WeightsCost, ...]
     digest: DigestResult | None
 
     @property
@@ -87,6 +93,7 @@ class ModelsReport:
             },
             "matrix": [asdict(c) | {"passed": c.passed} for c in self.matrix],
             "real": [asdict(r) | {"passed": r.passed} for r in self.real],
+            "int8": [i.to_dict() for i in self.int8],
             "digest": None if self.digest is None else asdict(self.digest),
             "versions": {p: version(p) for p in ("torch", "transformers")},
             "threads": torch.get_num_threads(),
@@ -106,7 +113,8 @@ def measure_models(request: ModelsRequest, progress: Progress = lambda line: Non
     matrix = tuple(measure_matrix(request.cells, progress))
     real = tuple(_real(request.models, request.num_prompts, progress))
     digest = measure_digest(request.digest_mb, progress) if request.digest_mb else None
-    return ModelsReport(matrix, real, digest)
+    int8 = tuple(_int8(request.models if request.with_int8 else (), progress))
+    return ModelsReport(matrix, real, int8, digest)
 
 
 def _real(models: Sequence[str], num_prompts: int, progress: Progress) -> list[RealResult]:
@@ -114,3 +122,11 @@ def _real(models: Sequence[str], num_prompts: int, progress: Progress) -> list[R
         measure_real(load_settings(model=model), progress, num_prompts=num_prompts)
         for model in models
     ]
+
+
+def _int8(models: Sequence[str], progress: Progress) -> Iterator[Int8WeightsCost]:
+    for model in models:
+        try:
+            yield measure_int8_weights(load_settings(model=model), progress=progress)
+        except (UnsupportedModelError, InvalidValueError) as error:
+            progress(f"{model} is not measured with int8 weights: {error.message}")

@@ -24,6 +24,12 @@ def print_models(report: ModelsReport) -> None:
             f"of full prefills are the library's, prompts up to {real.longest_prompt_tokens:,} "
             f"tokens; {gate}"
         )
+    for int8 in report.int8:
+        console.print(
+            f"{int8.model} with int8 weights: decodes {int8.decode_tokens_per_second_int8:.1f} "
+            f"tokens/s, {int8.decode_speedup:.1f} times {int8.dtype}'s; KL from it "
+            f"{int8.mean_kl:.4f} nats per token, same likeliest token {int8.top1_agreement:.0%}"
+        )
     if report.digest is not None:
         d = report.digest
         console.print(
