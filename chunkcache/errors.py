@@ -17,6 +17,7 @@ The tree (code, HTTP status)::
     ├── StoreError                  store_error              503
     │   ├── StoreFormatError        store_format             503
     │   ├── StoreLockedError        store_locked             503
+    │   ├── StoreReadOnlyError      store_read_only          403
     │   └── StoreFullError          store_full               507
     └── ModelError                  model_error              503
         ├── UnsupportedModelError   unsupported_model        503
@@ -135,6 +136,13 @@ class StoreLockedError(StoreError):
     """Another process holds the store in a mode that excludes this one."""
 
     code = "store_locked"
+
+
+class StoreReadOnlyError(StoreError):
+    """The store was opened for reading alone, and this would change it."""
+
+    code = "store_read_only"
+    status = 403
 
 
 class StoreFullError(StoreError):

@@ -120,7 +120,9 @@ class Runtime:
         """
         preparation = Preparation.parse(settings.preparation)
         env = StoreEnvironment.open(
-            Path(settings.store).expanduser(), max_bytes=settings.store_max_bytes
+            Path(settings.store).expanduser(),
+            max_bytes=settings.store_max_bytes,
+            read_only=settings.read_only,
         )
         try:
             model = load_model(

@@ -22,6 +22,7 @@ from chunkcache.errors import (
     StoreFormatError,
     StoreFullError,
     StoreLockedError,
+    StoreReadOnlyError,
 )
 from chunkcache.store.lmdb_errors import MapFullError, store_error
 from chunkcache.store.manifest import (
@@ -274,10 +275,11 @@ class StoreEnvironment:
 
         Raises:
             StoreFullError: The map as it is, or the disk, has no room.
-            StoreError: Read-only, closed, or opened by the parent of this process.
+            StoreReadOnlyError: It was opened for reading alone.
+            StoreError: Closed, or opened by the parent of this process.
         """
         if self.read_only:
-            raise StoreError("the store is open read-only")
+            raise StoreReadOnlyError("the store is open for reading alone")
         with self._transaction(write=True) as txn:
             yield txn
 

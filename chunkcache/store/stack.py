@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from chunkcache.entry import Entry
-from chunkcache.errors import RequestCancelledError, StoreError, StoreFullError
+from chunkcache.errors import RequestCancelledError, StoreError, StoreFullError, StoreReadOnlyError
 from chunkcache.identity import ChunkKey, EntryIdentity
 from chunkcache.store.disk import DiskTier, Guard
 from chunkcache.store.host import HostTier
@@ -21,7 +21,7 @@ from chunkcache.store.tier import MissReason, NonFiniteEntryError, NotStored, Un
 Prefill = Callable[[], Entry]
 CountedT = TypeVar("CountedT")
 
-_KEPT_IN_HOST = (None, NotStored.STORE_FULL, NotStored.STORE_ERROR)
+_KEPT_IN_HOST = (None, NotStored.STORE_FULL, NotStored.STORE_ERROR, NotStored.READ_ONLY)
 """Warnings under which an entry is sound and wanted, so that RAM may keep it."""
 
 
@@ -333,6 +333,8 @@ class TierStack:
             return NotStored.UNOWNED
         except StoreFullError:
             return NotStored.STORE_FULL
+        except StoreReadOnlyError:
+            return NotStored.READ_ONLY
         except StoreError:
             return NotStored.STORE_ERROR
         with self._lock:

@@ -17,6 +17,7 @@ from chunkcache_api.cli.options import (
     PolicyOption,
     PreparationOption,
     RatioOption,
+    ReadOnlyOption,
     StoreOption,
     SystemOption,
 )
@@ -85,6 +86,7 @@ def ask(
     model: ModelOption = None,
     preparation: PreparationOption = None,
     codec: CodecOption = None,
+    read_only: ReadOnlyOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Ask, print the answer, and say what it took."""
@@ -103,7 +105,12 @@ def ask(
             verify=compare,
         )
         with open_cache(
-            store=store, model=model, preparation=preparation, codec=codec, system=system
+            store=store,
+            model=model,
+            preparation=preparation,
+            codec=codec,
+            system=system,
+            read_only=read_only,
         ) as opened:
             cache = opened.cache
             documents = document_ids or _retrieve(cache, question, top_k or 0)

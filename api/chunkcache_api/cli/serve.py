@@ -23,6 +23,7 @@ from chunkcache_api.cli.options import (
     PolicyOption,
     PreparationOption,
     RatioOption,
+    ReadOnlyOption,
     StoreMaxBytesOption,
     StoreOption,
 )
@@ -77,6 +78,7 @@ def serve(
     chunk_tokens: ChunkTokensOption = None,
     host_tier_bytes: HostTierBytesOption = None,
     store_max_bytes: StoreMaxBytesOption = None,
+    read_only: ReadOnlyOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Listen, say where, serve."""
@@ -100,6 +102,7 @@ def serve(
             chunk_tokens=chunk_tokens,
             host_tier_bytes=host_tier_bytes,
             store_max_bytes=store_max_bytes,
+            read_only=read_only,
             verify_rate=verify_rate,
         )
         with _listening(host, port, as_json=as_json) as listener:
