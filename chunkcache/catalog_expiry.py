@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterator
 
 from chunkcache.catalog_records import document_digest
-from chunkcache.identity import TenantNamespace
+from chunkcache.identity import DIGEST_BYTES, TenantNamespace
 from chunkcache.store.transaction import Database, Transaction
 
 _TIME = struct.Struct(">d")
@@ -33,6 +33,11 @@ def expiry_key(namespace: TenantNamespace, expires_at: float, document_id: str) 
     return expiry_prefix(namespace) + _TIME.pack(expires_at) + document_digest(document_id)
 
 
+def noted_time(key: bytes) -> float:
+    """The time in an expiry key."""
+    return _TIME.unpack(key[-DIGEST_BYTES - _TIME.size : -DIGEST_BYTES])[0]
+
+
 def put_expiry(
     txn: Transaction, namespace: TenantNamespace, expires_at: float | None, document_id: str
 ) -> None:
@@ -52,9 +57,7 @@ def remove_expiry(
 
 def expired_ids(txn: Transaction, namespace: TenantNamespace, now: float) -> Iterator[str]:
     """Documents that have expired and are still stored, the longest expired first."""
-    prefix = expiry_prefix(namespace)
-    for key, value in txn.scan(Database.DOCUMENTS, prefix):
-        (expires_at,) = _TIME.unpack_from(key, len(prefix))
-        if expires_at > now:
+    for key, value in txn.scan(Database.DOCUMENTS, expiry_prefix(namespace)):
+        if noted_time(key) > now:
             return
         yield bytes(value).decode("utf-8")

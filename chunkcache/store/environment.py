@@ -251,7 +251,7 @@ class StoreEnvironment:
             self._lmdb().copy(os.fspath(target), compact=True)
             write_secret(target, self.secret)
         except (lmdb.Error, OSError) as error:
-            raise store_error(error, self.path) from error
+            raise store_error(error, target) from error
         finally:
             self._gate.leave(receipt)
 
