@@ -7,6 +7,8 @@ The tree (code, HTTP status)::
     │   ├── EmptyDocumentError      empty_document           400
     │   └── UnsupportedParameterError  unsupported_parameter 400
     ├── ContextLengthExceededError  context_length_exceeded  400
+    ├── PackError                   pack_invalid             400
+    │   └── ForeignPackError        pack_foreign             409
     ├── DocumentNotFoundError       document_not_found       404
     ├── DigestMismatchError         digest_mismatch          409
     ├── CacheMissError              cache_miss               422
@@ -71,6 +73,20 @@ class ContextLengthExceededError(ChunkCacheError):
 
     code = "context_length_exceeded"
     status = 400
+
+
+class PackError(ChunkCacheError):
+    """A corpus pack is not one, or holds something that it may not; nothing of that was kept."""
+
+    code = "pack_invalid"
+    status = 400
+
+
+class ForeignPackError(PackError):
+    """A corpus pack was made with another model, tokenizer or format than this store is used with."""
+
+    code = "pack_foreign"
+    status = 409
 
 
 class DocumentNotFoundError(ChunkCacheError):

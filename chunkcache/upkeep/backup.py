@@ -1,15 +1,10 @@
 """``backup``: a copy of a store as of one moment, made while others write."""
 
-import os
-import secrets
-import shutil
-from contextlib import ExitStack
 from pathlib import Path
 
-from chunkcache.errors import StoreError
 from chunkcache.store.environment import StoreEnvironment
-from chunkcache.store.lmdb_errors import store_error
 from chunkcache.upkeep.findings import OnProgress
+from chunkcache.upkeep.new_directory import appearing_whole
 from chunkcache.upkeep.verify import VerifyReport, verify
 
 
@@ -38,35 +33,10 @@ def backup(
         StoreFullError: The disk has no room for it; nothing is left of it.
         StoreFormatError: The data file itself is damaged.
     """
-    target = target.absolute()
-    if target.exists() or target.is_symlink():
-        raise StoreError(f"{target} is there already; a backup needs a new name")
-    partial = target.parent / f".{target.name}.{secrets.token_hex(4)}.partial"
-    with ExitStack() as undo:
-        undo.callback(shutil.rmtree, partial, ignore_errors=True)
+    with appearing_whole(target) as partial:
         on_progress("copy", 0, 1)
         env.compact_to(partial)
         with StoreEnvironment.open(partial, max_bytes=env.max_bytes, read_only=True) as copy:
             report = verify(copy, on_progress=on_progress)
-        try:
-            _to_disk(partial)
-            os.rename(partial, target)
-            _sync(target.parent)
-        except OSError as error:
-            raise store_error(error, partial) from error
+        (partial / "lock.mdb").unlink(missing_ok=True)
     return report
-
-
-def _to_disk(directory: Path) -> None:
-    (directory / "lock.mdb").unlink(missing_ok=True)
-    for name in os.listdir(directory):
-        _sync(directory / name)
-    _sync(directory)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -21,6 +21,7 @@ from chunkcache.identity import (
     chunk_id,
 )
 from chunkcache.store.environment import StoreEnvironment
+from chunkcache.upkeep.pack_export import export_pack
 
 NAMESPACE = TenantNamespace(b"n" * 32)
 TOKENIZER = TokenizerDigest(b"t" * 32)
@@ -125,3 +126,22 @@ def change() -> Callable[..., None]:
         store.env.update(body)
 
     return apply
+
+
+@pytest.fixture
+def source(open_cache: Callable[..., Any], passages: dict[str, str]) -> Any:
+    """A cache with four documents, two of the same words."""
+    cache = open_cache("source")
+    for name, text in passages.items():
+        cache.put(name, text, {"of": name})
+    # The same words again: a chunk that two documents share comes once.
+    cache.put("tower again", passages["tower"])
+    return cache
+
+
+@pytest.fixture
+def pack(source: Any, tmp_path: Path) -> Path:
+    """Its pack."""
+    runtime, catalog = source.runtime, source.catalog
+    export_pack(runtime.env, catalog.namespace, tmp_path / "pack")
+    return tmp_path / "pack"

@@ -7,6 +7,7 @@ import typer
 
 from chunkcache_api.cli import ask, demo, doctor, models, precache, serve, stats, version
 from chunkcache_api.cli.help_text import help_text
+from chunkcache_api.cli.store import app as store
 
 HELP = help_text(
     """Answers over your documents from keys and values that were computed once.
@@ -32,6 +33,7 @@ app.command("precache", help=precache.HELP)(precache.precache)
 app.command("ask", help=ask.HELP)(ask.ask)
 app.command("serve", help=serve.HELP)(serve.serve)
 app.command("stats", help=stats.HELP)(stats.stats)
+app.add_typer(store.app, name="store")
 app.add_typer(models.app, name="models")
 app.command("doctor", help=doctor.HELP)(doctor.doctor)
 app.command("version", help=version.HELP)(version.print_version)
