@@ -190,9 +190,12 @@ class Runtime:
 
     def _load_entry(self, identity: EntryIdentity, may_prefill: bool) -> Lease | MissReason:
         if not may_prefill:
-            return self.stack.load(identity)
+            return self.stack.load(identity, waits=False)
         return self.stack.load_or_prefill(
-            identity, lambda: self._compute(identity)[0], guard=self._guard(identity)
+            identity,
+            lambda: self._compute(identity)[0],
+            guard=self._guard(identity),
+            waits=False,
         )
 
     def _compute(self, identity: EntryIdentity) -> tuple[Entry, int]:

@@ -83,13 +83,18 @@ class TierStack:
         self._disk = disk
         self._lock = threading.Lock()
         self._flights: dict[ChunkKey, _Flight] = {}
+        self._beside: dict[ChunkKey, _Flight] = {}
         self._hits: Counter[str] = Counter({"host": 0, "disk": 0})
         self._misses: Counter[MissReason] = Counter()
         self._not_stored: Counter[NotStored] = Counter()
         self._lookups = self._prefills = self._stored = 0
 
-    def load(self, identity: EntryIdentity) -> Lease | MissReason:
+    def load(self, identity: EntryIdentity, *, waits: bool = True) -> Lease | MissReason:
         """Find an entry in the tiers.
+
+        Args:
+            identity: What is wanted.
+            waits: As in :meth:`load_or_prefill`.
 
         Returns:
             A lease, which the caller releases, or why no tier has the entry.
@@ -97,10 +102,15 @@ class TierStack:
         Raises:
             StoreError: The store is closed.
         """
-        return self._acquire(identity, None, None)
+        return self._acquire(identity, None, None, waits=waits)
 
     def load_or_prefill(
-        self, identity: EntryIdentity, prefill: Prefill, *, guard: Guard | None = None
+        self,
+        identity: EntryIdentity,
+        prefill: Prefill,
+        *,
+        guard: Guard | None = None,
+        waits: bool = True,
     ) -> Lease:
         """Find an entry, or compute it and keep it.
 
@@ -114,6 +124,8 @@ class TierStack:
             prefill: Computes the entry of exactly that identity.
             guard: Asked in the transaction that would write the entry to disk whether anything
                 still refers to it; the place to record that the entry exists.
+            waits: Wait for another thread that is at the same entry. The one thread on which
+                prefills run must not: that other thread may be waiting for it.
 
         Returns:
             A lease. If the entry was computed, ``miss`` says why; if it was then not kept,
@@ -122,7 +134,7 @@ class TierStack:
         Raises:
             Exception: Whatever ``prefill`` raised.
         """
-        found = self._acquire(identity, prefill, guard)
+        found = self._acquire(identity, prefill, guard, waits=waits)
         assert isinstance(found, Lease)
         return found
 
@@ -145,8 +157,8 @@ class TierStack:
         """
         wanted = set(keys)
         with self._lock:
-            for key in wanted & self._flights.keys():
-                self._flights[key].is_dropped = True
+            for flight in (f for key in wanted for f in self._under_way(key)):
+                flight.is_dropped = True
         dropped = {key for key in wanted if self._host.discard(key)}
         if self._disk:
             dropped |= self._disk.delete_many(wanted)
@@ -159,8 +171,8 @@ class TierStack:
         """
         for key in keys:
             with self._lock:
-                if key in self._flights:
-                    self._flights[key].is_forgotten = True
+                for flight in self._under_way(key):
+                    flight.is_forgotten = True
             self._host.discard(key)
 
     def keep(self, entry: Entry, guard: Guard) -> NotStored | None:
@@ -207,7 +219,12 @@ class TierStack:
         self._host.clear()
 
     def _acquire(
-        self, identity: EntryIdentity, prefill: Prefill | None, guard: Guard | None
+        self,
+        identity: EntryIdentity,
+        prefill: Prefill | None,
+        guard: Guard | None,
+        *,
+        waits: bool,
     ) -> Lease | MissReason:
         key = identity.key()
         with self._lock:
@@ -224,12 +241,19 @@ class TierStack:
                 is_leader = flight is None
                 if flight is None:
                     flight = self._flights[key] = _Flight(host_miss)
+                elif not waits:
+                    is_leader = True
+                    assert key not in self._beside, "prefills run on one thread"
+                    flight = self._beside[key] = _Flight(host_miss)
             if is_leader:
                 return self._lead(identity, flight, prefill, guard)
             assert flight.owner != threading.get_ident(), "a prefill asked for its own entry"
             lease = self._follow(identity, flight, prefill)
             if lease is not None:
                 return lease
+
+    def _under_way(self, key: ChunkKey) -> list[_Flight]:
+        return [f for f in (self._flights.get(key), self._beside.get(key)) if f is not None]
 
     def _from_host(self, key: ChunkKey, identity: EntryIdentity) -> Lease | MissReason:
         lease = self._host.get(key)
@@ -273,7 +297,9 @@ class TierStack:
             raise
         finally:
             with self._lock:
-                del self._flights[key]
+                for flights in (self._flights, self._beside):
+                    if flights.get(key) is flight:
+                        del flights[key]
             flight.done.set()
 
     def _publish(
