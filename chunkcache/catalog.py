@@ -5,7 +5,8 @@ transaction. Everything else (indexes, entries in RAM) is derived: it compares
 :meth:`Catalog.generation` with its own.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby, islice
 from operator import itemgetter
@@ -14,14 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from chunkcache.catalog_chunks import ChunkRecords
+from chunkcache.catalog_expiry import expired_ids, put_expiry, remove_expiry
 from chunkcache.catalog_records import (
     ChunkIdsRecord,
     CounterRecord,
     InfoRecord,
     TextRecord,
-    VectorRecord,
     build_document,
-    chunk_key,
     counter_key,
     document_info,
     info_key,
@@ -33,7 +33,8 @@ from chunkcache.catalog_records import (
     text_key,
     text_record,
 )
-from chunkcache.catalog_values import DeleteResult, DocumentInfo, Neighbour, PutResult
+from chunkcache.catalog_values import DeleteResult, DocumentInfo, Neighbour, PutResult, Removed
+from chunkcache.catalog_vectors import encode_vector, get_vector, put_vector
 from chunkcache.documents import Document
 from chunkcache.entry import Entry
 from chunkcache.errors import DocumentNotFoundError, InvalidValueError, StoreFormatError
@@ -52,10 +53,18 @@ class Catalog:
     Args:
         env: The store.
         namespace: The tenant; nothing of another one can be seen or changed.
+        clock: Unix seconds now. A document that has expired is treated as if it were not there,
+            and lies in the store until it is collected.
     """
 
-    def __init__(self, env: StoreEnvironment, namespace: TenantNamespace) -> None:
+    def __init__(
+        self,
+        env: StoreEnvironment,
+        namespace: TenantNamespace,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self._env = env
+        self._clock = clock
         self.namespace = namespace
         self._chunks = ChunkRecords(namespace)
 
@@ -85,11 +94,7 @@ class Catalog:
                 refused.append(entry.key)
 
         def body(txn: Transaction) -> PutResult:
-            old = self._info(txn, document.document_id)
-            if old is not None and is_record_of(old, document):
-                result = PutResult("unchanged", self._document(txn, old))
-            else:
-                result = self._write(txn, document, old, now)
+            result = self.put_in(txn, document, now=now)
             for owner, entry in owned:
                 put_entry(txn, entry)
                 if not self.link_entry_in(txn, entry.key, [owner, *entry.identity.behind]):
@@ -97,6 +102,19 @@ class Catalog:
             return replace(result, refused_entry_keys=tuple(refused))
 
         return self._env.update(body)
+
+    def put_in(self, txn: Transaction, document: Document, *, now: float) -> PutResult:
+        """As :meth:`put`, inside a transaction and without entries."""
+        old = self._info(txn, document.document_id)
+        if old is None:
+            return self._write(txn, document, None, now)
+        if old.is_expired(now):
+            # In two changes, so that no generation stands for both what was and what is.
+            removed = self._remove(txn, old)
+            return replace(self._write(txn, document, None, now), removed=removed)
+        if is_record_of(old, document):
+            return PutResult("unchanged", self._document(txn, old))
+        return self._write(txn, document, old, now)
 
     def delete(self, document_id: str) -> DeleteResult:
         """Remove a document, and every chunk, entry and vector that it alone held.
@@ -108,13 +126,19 @@ class Catalog:
             info = self._info(txn, document_id)
             if info is None:
                 return DeleteResult(existed=False)
-            removed = self._chunks.release(txn, self._chunk_ids(txn, info))
-            txn.delete(Database.DOCUMENTS, info_key(self.namespace, document_id))
-            txn.delete(Database.DOCUMENTS, text_key(self.namespace, document_id))
-            self._count(txn, -1)
-            return DeleteResult(True, removed)
+            return DeleteResult(not info.is_expired(now), self._remove(txn, info))
 
+        now = self._clock()
         return self._env.update(body, frees=True)
+
+    def expired_in(self, txn: Transaction, now: float) -> "list[str]":
+        """Documents that have expired and are still stored, inside a transaction."""
+        return [*expired_ids(txn, self.namespace, now)]
+
+    def delete_expired_in(self, txn: Transaction, now: float) -> "dict[str, Removed]":
+        """Remove every document that has expired, inside a transaction; what went with each."""
+        infos = [self._info(txn, document_id) for document_id in self.expired_in(txn, now)]
+        return {info.document_id: self._remove(txn, info) for info in infos if info is not None}
 
     def get(self, document_id: str) -> Document | None:
         """A document, if there is one."""
@@ -136,10 +160,11 @@ class Catalog:
     def get_many(self, document_ids: Iterable[str]) -> dict[str, Document]:
         """Those of the documents that exist, all as of one moment."""
         documents: dict[str, Document] = {}
+        now = self._clock()
         with self._env.read() as txn:
             for document_id in document_ids:
                 info = self._info(txn, document_id)
-                if info is not None:
+                if info is not None and not info.is_expired(now):
                     documents[document_id] = self._document(txn, info)
         return documents
 
@@ -155,18 +180,25 @@ class Catalog:
         """
         if limit < 1:
             raise InvalidValueError(f"a page of {limit} documents", param="limit")
+        now = self._clock()
         with self._env.read() as txn:
-            return [document_info(info) for info in islice(self._infos(txn, after), limit)]
+            live = (info for info in self._infos(txn, after) if not info.is_expired(now))
+            return [document_info(info) for info in islice(live, limit)]
 
     def count(self) -> int:
         """Documents now."""
+        now = self._clock()
         with self._env.read() as txn:
-            return self._counter(txn).num_documents
+            return self._counter(txn).num_documents - len(self.expired_in(txn, now))
 
     def generation(self) -> int:
-        """A number that grows with every change of this tenant's documents."""
+        """A number that grows with every change of this tenant's documents.
+
+        It grows when a document expires, and not again when that is collected.
+        """
+        now = self._clock()
         with self._env.read() as txn:
-            return self._counter(txn).generation
+            return self._counter(txn).generation + len(self.expired_in(txn, now))
 
     def chunks(self) -> Iterator[tuple[ChunkId, str, int]]:
         """Every chunk of every document: chunk id, document id, index in the document.
@@ -175,11 +207,14 @@ class Catalog:
         in part: compare :meth:`generation` before and after.
         """
         after: str | None = None
+        now = self._clock()
         while True:
             batch: list[tuple[str, Sequence[ChunkId]]] = []
             with self._env.read() as txn:
                 for info in islice(self._infos(txn, after), _SCAN_BATCH):
-                    batch.append((info.document_id, self._chunk_ids(txn, info)))
+                    is_live = not info.is_expired(now)
+                    chunk_ids = self._chunk_ids(txn, info) if is_live else ()
+                    batch.append((info.document_id, chunk_ids))
             for document_id, chunk_ids in batch:
                 for index, chunk_id in enumerate(chunk_ids):
                     yield chunk_id, document_id, index
@@ -254,17 +289,13 @@ class Catalog:
         Returns:
             How many were kept: a chunk that is gone takes none.
         """
-        encoded = {
-            chunk_id: encode_record(VectorRecord(data=_vector_bytes(vector)))
-            for chunk_id, vector in vectors.items()
-        }
+        encoded = {chunk_id: encode_vector(vector) for chunk_id, vector in vectors.items()}
 
         def body(txn: Transaction) -> int:
             num_kept = 0
             for chunk_id, data in encoded.items():
                 if self._chunks.contains(txn, chunk_id):
-                    key = chunk_key(self.namespace, chunk_id) + embedder_digest
-                    txn.put(Database.VECTORS, key, data)
+                    put_vector(txn, self.namespace, chunk_id, embedder_digest, data)
                     num_kept += 1
             return num_kept
 
@@ -277,10 +308,9 @@ class Catalog:
         vectors: dict[ChunkId, npt.NDArray[np.float32]] = {}
         with self._env.read() as txn:
             for chunk_id in chunk_ids:
-                key = chunk_key(self.namespace, chunk_id) + embedder_digest
-                record = read_record(txn, Database.VECTORS, key, VectorRecord, "a vector")
-                if record is not None:
-                    vectors[chunk_id] = np.frombuffer(record.data, dtype="<f4").copy()
+                vector = get_vector(txn, self.namespace, chunk_id, embedder_digest)
+                if vector is not None:
+                    vectors[chunk_id] = vector
         return vectors
 
     def _write(
@@ -308,8 +338,18 @@ class Catalog:
             text_key(self.namespace, document_id),
             encode_record(text_record(stored)),
         )
+        remove_expiry(txn, self.namespace, old.expires_at if old else None, document_id)
+        put_expiry(txn, self.namespace, stored.expires_at, document_id)
         self._count(txn, 0 if old else 1)
         return PutResult("updated" if old else "created", stored, removed)
+
+    def _remove(self, txn: Transaction, info: InfoRecord) -> Removed:
+        removed = self._chunks.release(txn, self._chunk_ids(txn, info))
+        txn.delete(Database.DOCUMENTS, info_key(self.namespace, info.document_id))
+        txn.delete(Database.DOCUMENTS, text_key(self.namespace, info.document_id))
+        remove_expiry(txn, self.namespace, info.expires_at, info.document_id)
+        self._count(txn, -1)
+        return removed
 
     def _infos(self, txn: Transaction, after: str | None) -> Iterator[InfoRecord]:
         """Info records in order of ids, behind ``after``."""
@@ -353,9 +393,3 @@ class Catalog:
             num_documents=counter.num_documents + num_new_documents,
         )
         txn.put(Database.DOCUMENTS, counter_key(self.namespace), encode_record(counter))
-
-
-def _vector_bytes(vector: npt.NDArray[np.float32]) -> bytes:
-    if vector.ndim != 1 or not np.isfinite(vector).all():
-        raise InvalidValueError("an embedding is one row of finite numbers")
-    return np.ascontiguousarray(vector, dtype="<f4").tobytes()

@@ -24,8 +24,10 @@ from chunkcache.identity import (
 from chunkcache.store.records import Record, encode_record
 from chunkcache.store.transaction import Database, Transaction
 
-_BEHIND = b"B"
-_REVERSE = b"R"
+BEHIND = b"B"
+"""Follows a chunk's key where it is noted what the chunk is prepared behind."""
+REVERSE = b"R"
+"""Follows a chunk's key where it is noted that another one is prepared behind it."""
 
 
 class NeighbourSpan(msgspec.Struct, array_like=True, frozen=True):
@@ -87,7 +89,7 @@ class NeighbourRecords:
             The other chunks of those records; and those of them that were prepared behind it.
         """
         own = chunk_key(self._namespace, chunk_id)
-        behind, reverse = own + _BEHIND, own + _REVERSE
+        behind, reverse = own + BEHIND, own + REVERSE
         records = [(chunk_id, key[len(behind) :]) for key, _ in txn.scan(Database.CHUNKS, behind)]
         prepared: set[ChunkId] = set()
         for key, _ in txn.scan(Database.CHUNKS, reverse):
@@ -105,7 +107,19 @@ class NeighbourRecords:
         return others - {chunk_id}, prepared
 
     def _behind_key(self, chunk_id: ChunkId, name: bytes) -> bytes:
-        return chunk_key(self._namespace, chunk_id) + _BEHIND + name
+        return behind_key(self._namespace, chunk_id, name)
 
     def _reverse_key(self, neighbour: ChunkId, chunk_id: ChunkId, name: bytes) -> bytes:
-        return chunk_key(self._namespace, neighbour) + _REVERSE + chunk_id + name
+        return reverse_key(self._namespace, neighbour, chunk_id, name)
+
+
+def behind_key(namespace: TenantNamespace, chunk_id: ChunkId, name: bytes) -> bytes:
+    """Where it is noted what a chunk is prepared behind; ``name`` is the preparation's."""
+    return chunk_key(namespace, chunk_id) + BEHIND + name
+
+
+def reverse_key(
+    namespace: TenantNamespace, neighbour: ChunkId, chunk_id: ChunkId, name: bytes
+) -> bytes:
+    """Where it is noted that ``chunk_id`` is prepared behind ``neighbour``."""
+    return chunk_key(namespace, neighbour) + REVERSE + chunk_id + name

@@ -8,7 +8,8 @@
     chunks      namespace  chunk id                   ChunkRecord
     vectors     namespace  chunk id  embedder digest  VectorRecord
 
-What a chunk is prepared behind lies beside its record; see ``catalog_neighbours``.
+What a chunk is prepared behind lies beside its record; see ``catalog_neighbours``. When documents
+expire is noted beside them; see ``catalog_expiry``.
 
 Every key begins with the tenant's namespace. Ids are hashed into keys, so their length never
 matters; the prefix of the id keeps a listing in order.
@@ -60,6 +61,11 @@ class InfoRecord(Record, frozen=True, kw_only=True):
     chunking: str
     created_at: float
     updated_at: float
+    expires_at: float | None = None
+
+    def is_expired(self, now: float) -> bool:
+        """Whether the document is to be treated as if it were not there."""
+        return self.expires_at is not None and self.expires_at <= now
 
 
 class ChunkSpan(msgspec.Struct, array_like=True, frozen=True):
@@ -174,16 +180,18 @@ def info_record(document: Document) -> InfoRecord:
         chunking=document.chunking,
         created_at=document.created_at,
         updated_at=document.updated_at,
+        expires_at=document.expires_at,
     )
 
 
 def is_record_of(info: InfoRecord, document: Document) -> bool:
-    """Whether a document is the stored one: same text and metadata, cut the same way."""
-    return (info.digest, info.metadata, info.tokenizer, info.chunking) == (
+    """Whether a document is the stored one: same text, metadata and expiry, cut the same way."""
+    return (info.digest, info.metadata, info.tokenizer, info.chunking, info.expires_at) == (
         document.digest,
         encode_metadata(document.metadata),
         document.tokenizer,
         document.chunking,
+        document.expires_at,
     )
 
 
@@ -199,6 +207,7 @@ def document_info(info: InfoRecord) -> DocumentInfo:
         metadata=decode_metadata(info.metadata),
         created_at=info.created_at,
         updated_at=info.updated_at,
+        expires_at=info.expires_at,
     )
 
 
@@ -233,4 +242,5 @@ def build_document(info: InfoRecord, text: TextRecord) -> Document:
         version=info.version,
         created_at=info.created_at,
         updated_at=info.updated_at,
+        expires_at=info.expires_at,
     )

@@ -24,6 +24,7 @@ class DocumentInfo:
     metadata: Metadata
     created_at: float
     updated_at: float
+    expires_at: float | None = None
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class DeleteResult:
     """What ``Catalog.delete`` did.
 
     Attributes:
-        existed: Whether there was such a document.
+        existed: Whether there was such a document; one that had expired was not there any more.
         removed: What went with its chunks.
     """
 

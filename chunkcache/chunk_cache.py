@@ -1,5 +1,6 @@
 """``ChunkCache``: one tenant's documents, cached and asked. The library's front door."""
 
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -8,24 +9,14 @@ from typing import Any, TypeVar
 
 from chunkcache.catalog import Catalog
 from chunkcache.catalog_values import DocumentInfo
-from chunkcache.documents import Document, Metadata
-from chunkcache.errors import (
-    DocumentNotFoundError,
-    DrainingError,
-    InvalidValueError,
-)
+from chunkcache.documents import Document, Metadata, expiry_time
+from chunkcache.errors import DocumentNotFoundError, DrainingError, InvalidValueError
 from chunkcache.fusion.plan import FusionPlan
 from chunkcache.neighbours import NeighbourFinder
 from chunkcache.pinning import PinResult
 from chunkcache.planning import AskOptions, ChatTurn, ContextRef
 from chunkcache.precache import Item, OnProgress, PrecacheRun
-from chunkcache.results import (
-    Answer,
-    IngestResult,
-    PrecacheSummary,
-    ReloadResult,
-    RemovalResult,
-)
+from chunkcache.results import Answer, IngestResult, PrecacheSummary, ReloadResult, RemovalResult
 from chunkcache.runtime import Progress, Runtime
 from chunkcache.serving_model import ServingModel
 from chunkcache.settings import load_settings
@@ -111,6 +102,8 @@ class ChunkCache:
         metadata: Metadata | None = None,
         *,
         text_format: TextFormat = "text",
+        expires_at: float | None = None,
+        ttl_seconds: float | None = None,
     ) -> IngestResult:
         """Store a document and prefill its chunks; when this returns, questions hit.
 
@@ -118,14 +111,28 @@ class ChunkCache:
         neighbours, chunks of which none are recorded are prepared behind the preamble until
         :meth:`precache` runs.
 
+        Args:
+            document_id: Its name, opaque to us.
+            text: What it says.
+            metadata: A JSON object, returned as given.
+            text_format: How to cut it.
+            expires_at: Unix seconds from which on it is as if it had been deleted. It lies in the
+                store until it is collected (``chunkcache store gc``). Like the metadata, it is
+                replaced by each put: none means that the document does not expire.
+            ttl_seconds: The same, counted from now.
+
         Raises:
-            InvalidValueError: Id, text or metadata are not acceptable.
+            InvalidValueError: Id, text, metadata or expiry are not acceptable.
+            StoreReadOnlyError: The store was opened for reading alone.
             EmptyDocumentError: Nothing to cache in the text.
             StoreFullError: No room. Text that was stored before the store was full is kept; the
                 chunks that have no entry are computed when they are asked for.
         """
+        expiry = expiry_time(expires_at, ttl_seconds, time.time())
         return self._on_current(
-            lambda model: model.ingest.ingest(document_id, text, metadata or {}, text_format)
+            lambda model: model.ingest.ingest(
+                document_id, text, metadata or {}, text_format, expiry
+            )
         )
 
     def get(self, document_id: str) -> Document:
@@ -149,12 +156,12 @@ class ChunkCache:
             DocumentNotFoundError: There is none of that id.
         """
         result = self.catalog.delete(document_id)
+        removed = result.removed
+        self.runtime.stack.forget(removed.entry_keys)
         if not result.existed:
             raise DocumentNotFoundError(
                 f"there is no document {document_id!r}", param="document_id"
             )
-        removed = result.removed
-        self.runtime.stack.forget(removed.entry_keys)
         return RemovalResult(len(removed.entry_keys), len(removed.unprepared_chunk_ids))
 
     def pin(self, document_ids: Iterable[str], *, ttl_s: float) -> PinResult:

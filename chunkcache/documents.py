@@ -5,6 +5,7 @@ that offsets always slice the text that is returned.
 """
 
 import json
+import math
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -59,6 +60,7 @@ class Document:
         version: 1 for a new id, one more for each change of text.
         created_at: Unix seconds of version 1.
         updated_at: Unix seconds of this version.
+        expires_at: Unix seconds from which on it is not found any more; None is never.
     """
 
     document_id: str
@@ -70,12 +72,14 @@ class Document:
     version: int = 1
     created_at: float = 0.0
     updated_at: float = 0.0
+    expires_at: float | None = None
     digest: bytes = field(init=False)
 
     def __post_init__(self) -> None:
         """Check ids and sizes, derive the text's digest."""
         check_document_id(self.document_id)
         check_metadata(self.metadata)
+        check_expiry(self.expires_at)
         if not self.chunks:
             raise EmptyDocumentError(f"document {self.document_id!r} has no text to cache")
         object.__setattr__(self, "digest", text_digest(self.text))
@@ -145,6 +149,39 @@ def check_document_id(document_id: str) -> None:
         raise InvalidValueError(
             "a document id is not valid Unicode", param="document_id"
         ) from error
+
+
+def check_expiry(expires_at: float | None) -> None:
+    """A time of expiry is a moment.
+
+    Raises:
+        InvalidValueError: Not positive, or not finite.
+    """
+    if expires_at is not None and not 0.0 < expires_at < math.inf:
+        raise InvalidValueError(f"a document cannot expire at {expires_at}", param="expires_at")
+
+
+def expiry_time(expires_at: float | None, ttl_seconds: float | None, now: float) -> float | None:
+    """When a document expires that is given a moment, or a time to live, or neither.
+
+    Args:
+        expires_at: Unix seconds.
+        ttl_seconds: Seconds from now.
+        now: Unix seconds.
+
+    Raises:
+        InvalidValueError: Both are given, or it would have expired already.
+    """
+    if expires_at is not None and ttl_seconds is not None:
+        raise InvalidValueError("give expires_at or ttl_seconds, not both", param="ttl_seconds")
+    if ttl_seconds is not None:
+        if not ttl_seconds > 0.0:
+            raise InvalidValueError(f"a time to live of {ttl_seconds} s", param="ttl_seconds")
+        expires_at = now + ttl_seconds
+    if expires_at is not None and not expires_at > now:
+        raise InvalidValueError("expires_at is not in the future", param="expires_at")
+    check_expiry(expires_at)
+    return expires_at
 
 
 def check_metadata(metadata: Metadata) -> None:

@@ -7,6 +7,8 @@ The tree (code, HTTP status)::
     │   ├── EmptyDocumentError      empty_document           400
     │   └── UnsupportedParameterError  unsupported_parameter 400
     ├── ContextLengthExceededError  context_length_exceeded  400
+    ├── PackError                   pack_invalid             400
+    │   └── ForeignPackError        pack_foreign             409
     ├── DocumentNotFoundError       document_not_found       404
     ├── DigestMismatchError         digest_mismatch          409
     ├── ReloadInProgressError       reload_in_progress       409
@@ -18,6 +20,7 @@ The tree (code, HTTP status)::
     ├── StoreError                  store_error              503
     │   ├── StoreFormatError        store_format             503
     │   ├── StoreLockedError        store_locked             503
+    │   ├── StoreReadOnlyError      store_read_only          403
     │   └── StoreFullError          store_full               507
     ├── PinLimitError               pin_limit                507
     └── ModelError                  model_error              503
@@ -72,6 +75,20 @@ class ContextLengthExceededError(ChunkCacheError):
 
     code = "context_length_exceeded"
     status = 400
+
+
+class PackError(ChunkCacheError):
+    """A corpus pack is not one, or holds something that it may not; nothing of that was kept."""
+
+    code = "pack_invalid"
+    status = 400
+
+
+class ForeignPackError(PackError):
+    """A corpus pack was made with another model, tokenizer or format than this store is used with."""
+
+    code = "pack_foreign"
+    status = 409
 
 
 class DocumentNotFoundError(ChunkCacheError):
@@ -144,6 +161,13 @@ class StoreLockedError(StoreError):
     """Another process holds the store in a mode that excludes this one."""
 
     code = "store_locked"
+
+
+class StoreReadOnlyError(StoreError):
+    """The store was opened for reading alone, and this would change it."""
+
+    code = "store_read_only"
+    status = 403
 
 
 class StoreFullError(StoreError):

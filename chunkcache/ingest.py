@@ -62,10 +62,15 @@ class DocumentIngest:
         self.system_ids = system_ids
 
     def ingest(
-        self, document_id: str, text: str, metadata: Metadata, text_format: TextFormat
+        self,
+        document_id: str,
+        text: str,
+        metadata: Metadata,
+        text_format: TextFormat,
+        expires_at: float | None = None,
     ) -> IngestResult:
         """Store a document and compute its entries. Errors as in ``ChunkCache.put``."""
-        stored = self.store(document_id, text, metadata, text_format)
+        stored = self.store(document_id, text, metadata, text_format, expires_at)
         counts = self.prefill(stored.document)
         return IngestResult(
             status=stored.status,
@@ -82,7 +87,12 @@ class DocumentIngest:
         )
 
     def store(
-        self, document_id: str, text: str, metadata: Metadata, text_format: TextFormat
+        self,
+        document_id: str,
+        text: str,
+        metadata: Metadata,
+        text_format: TextFormat,
+        expires_at: float | None = None,
     ) -> PutResult:
         """Cut a document and store it, without any model work."""
         text = canonical_text(text)
@@ -94,6 +104,7 @@ class DocumentIngest:
             chunks=runtime.splitter.split(text, self.catalog.namespace, text_format),
             tokenizer=runtime.model.tokenizer.digest,
             chunking=runtime.splitter.fingerprint(text_format),
+            expires_at=expires_at,
         )
         stored = self.catalog.put(document, now=time.time())
         runtime.stack.forget(stored.removed.entry_keys)

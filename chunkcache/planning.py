@@ -229,15 +229,15 @@ class PromptPlanner:
     def _cut_again(self, document: Document) -> Document:
         runtime = self._runtime
         text_format = format_of_fingerprint(document.chunking)
-        stored = self._catalog.put(
-            replace(
-                document,
-                chunks=runtime.splitter.split(document.text, self._catalog.namespace, text_format),
-                tokenizer=runtime.model.tokenizer.digest,
-                chunking=runtime.splitter.fingerprint(text_format),
-            ),
-            now=time.time(),
+        cut = replace(
+            document,
+            chunks=runtime.splitter.split(document.text, self._catalog.namespace, text_format),
+            tokenizer=runtime.model.tokenizer.digest,
+            chunking=runtime.splitter.fingerprint(text_format),
         )
+        if runtime.env.read_only:
+            return cut
+        stored = self._catalog.put(cut, now=time.time())
         runtime.stack.forget(stored.removed.entry_keys)
         return stored.document
 

@@ -154,7 +154,9 @@ class Runtime:
         """
         preparation = Preparation.parse(settings.preparation)
         env = StoreEnvironment.open(
-            Path(settings.store).expanduser(), max_bytes=settings.store_max_bytes
+            Path(settings.store).expanduser(),
+            max_bytes=settings.store_max_bytes,
+            read_only=settings.read_only,
         )
         try:
             model = load_configured_model(settings, progress)
@@ -254,9 +256,12 @@ class Runtime:
 
     def _load_entry(self, identity: EntryIdentity, may_prefill: bool) -> Lease | MissReason:
         if not may_prefill:
-            return self.stack.load(identity)
+            return self.stack.load(identity, waits=False)
         return self.stack.load_or_prefill(
-            identity, lambda: self._compute(identity)[0], guard=self._guard(identity)
+            identity,
+            lambda: self._compute(identity)[0],
+            guard=self._guard(identity),
+            waits=False,
         )
 
     def _compute(self, identity: EntryIdentity) -> tuple[Entry, int]:

@@ -46,6 +46,8 @@ class Settings(BaseSettings):
     """Directory for what can be made again: converted models, remembered digests."""
     store_max_bytes: int = Field(default=64 << 30, ge=16 << 20)
     """Size in bytes that the store's data file may grow to."""
+    read_only: bool = False
+    """Open the store for reading alone: documents cannot be changed, what misses is not stored."""
     host_tier_bytes: int = Field(default=1 << 30, ge=0)
     """Bytes of RAM for entries in front of the disk."""
     host_eviction: Literal["value", "lru", "s3fifo"] = "value"

@@ -21,6 +21,7 @@ from chunkcache.errors import (
     ModelError,
     StoreError,
     StoreFullError,
+    StoreReadOnlyError,
     UnsupportedParameterError,
 )
 
@@ -133,7 +134,7 @@ def internal_error() -> EngineFailedError:
 
 def _public_message(error: ChunkCacheError) -> str:
     """The library's messages name files, where a client must not learn of them."""
-    if isinstance(error, StoreError) and not isinstance(error, StoreFullError):
+    if isinstance(error, StoreError) and not isinstance(error, StoreFullError | StoreReadOnlyError):
         return "the store cannot serve this request; the server's log says why"
     if isinstance(error, ModelError):
         return "the model could not be loaded; the server's log says why"

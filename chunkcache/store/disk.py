@@ -56,7 +56,7 @@ def put_entry(txn: Transaction, entry: Entry) -> bool:
         try:
             check_entry(present, entry.key)
         except DamagedEntryError as error:
-            _quarantine(txn, entry.key, present, error.reason)
+            quarantine_entry(txn, entry.key, present, error.reason)
         else:
             return False
     txn.put(Database.ENTRIES, entry.key, encode_entry(entry))
@@ -69,13 +69,15 @@ def delete_entry(txn: Transaction, key: ChunkKey) -> bool:
     return txn.delete(Database.ENTRIES, key)
 
 
-def _quarantine(txn: Transaction, key: bytes, value: memoryview, reason: MissReason) -> None:
+def quarantine_entry(txn: Transaction, key: bytes, value: memoryview, reason: MissReason) -> None:
+    """Remove a damaged entry inside a transaction, and keep its beginning with the reason."""
     record = QuarantineRecord(
         reason=reason.value,
         found_at=time.time(),
         num_bytes=len(value),
         head=bytes(value[:QUARANTINE_HEAD_BYTES]),
     )
+    txn.delete(Database.ENTRIES, key)
     txn.put(Database.QUARANTINE, key, encode_record(record))
     while txn.num_entries(Database.QUARANTINE) > MAX_QUARANTINED:
         oldest = min(
@@ -220,8 +222,7 @@ class DiskTier:
             try:
                 decode_entry(value, identity)
             except DamagedEntryError as error:
-                _quarantine(txn, key, value, error.reason)
-                txn.delete(Database.ENTRIES, key)
+                quarantine_entry(txn, key, value, error.reason)
 
         try:
             self._env.update(body, frees=True)

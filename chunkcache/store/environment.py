@@ -22,6 +22,7 @@ from chunkcache.errors import (
     StoreFormatError,
     StoreFullError,
     StoreLockedError,
+    StoreReadOnlyError,
 )
 from chunkcache.store.lmdb_errors import MapFullError, store_error
 from chunkcache.store.manifest import (
@@ -250,7 +251,7 @@ class StoreEnvironment:
             self._lmdb().copy(os.fspath(target), compact=True)
             write_secret(target, self.secret)
         except (lmdb.Error, OSError) as error:
-            raise store_error(error, self.path) from error
+            raise store_error(error, target) from error
         finally:
             self._gate.leave(receipt)
 
@@ -274,10 +275,11 @@ class StoreEnvironment:
 
         Raises:
             StoreFullError: The map as it is, or the disk, has no room.
-            StoreError: Read-only, closed, or opened by the parent of this process.
+            StoreReadOnlyError: It was opened for reading alone.
+            StoreError: Closed, or opened by the parent of this process.
         """
         if self.read_only:
-            raise StoreError("the store is open read-only")
+            raise StoreReadOnlyError("the store is open for reading alone")
         with self._transaction(write=True) as txn:
             yield txn
 

@@ -49,10 +49,14 @@ def decode_report(stored: bytes | memoryview, form: type[ReportT]) -> ReportT | 
 def keep_report(env: StoreEnvironment, kind: str, fingerprint: str, report: msgspec.Struct) -> None:
     """Keep a report in place of an older one of the same fingerprint.
 
+    A store that was opened for reading alone keeps none: it is measured again next time.
+
     Raises:
         StoreFullError: There is no room for it.
         StoreError: The store cannot be written.
     """
+    if env.read_only:
+        return
     name, data = _name(kind, fingerprint), msgspec.msgpack.encode(report)
     env.update(lambda txn: txn.put(Database.MANIFEST, name, data))
 

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from chunkcache.entry import Entry
-from chunkcache.errors import RequestCancelledError, StoreError, StoreFullError
+from chunkcache.errors import RequestCancelledError, StoreError, StoreFullError, StoreReadOnlyError
 from chunkcache.identity import ChunkKey, EntryIdentity, ModelDigest
 from chunkcache.store.disk import DiskTier, Guard
+from chunkcache.store.flight import Flight
 from chunkcache.store.host import HostTier
 from chunkcache.store.lease import Lease, Source
 from chunkcache.store.load_speed import LoadSpeed
@@ -23,22 +24,8 @@ from chunkcache.store.tier import MissReason, NonFiniteEntryError, NotStored, Un
 Prefill = Callable[[], Entry]
 CountedT = TypeVar("CountedT")
 
-_KEPT_IN_HOST = (None, NotStored.STORE_FULL, NotStored.STORE_ERROR)
+_KEPT_IN_HOST = (None, NotStored.STORE_FULL, NotStored.STORE_ERROR, NotStored.READ_ONLY)
 """Warnings under which an entry is sound and wanted, so that RAM may keep it."""
-
-
-class _Flight:
-    """One computation or disk read under way; others who want the key wait for it."""
-
-    def __init__(self, miss: MissReason) -> None:
-        self.miss = miss
-        self.owner = threading.get_ident()
-        self.done = threading.Event()
-        self.entry: Entry | None = None
-        self.warning: NotStored | None = None
-        self.error: BaseException | None = None
-        self.is_dropped = False
-        self.is_forgotten = False
 
 
 class TierStack:
@@ -57,14 +44,19 @@ class TierStack:
         self._disk = disk
         self._speed = speed
         self._lock = threading.Lock()
-        self._flights: dict[ChunkKey, _Flight] = {}
+        self._flights: dict[ChunkKey, Flight] = {}
+        self._beside: dict[ChunkKey, Flight] = {}
         self._hits: Counter[str] = Counter({"host": 0, "disk": 0})
         self._misses: Counter[MissReason] = Counter()
         self._not_stored: Counter[NotStored] = Counter()
         self._lookups = self._prefills = self._stored = 0
 
-    def load(self, identity: EntryIdentity) -> Lease | MissReason:
+    def load(self, identity: EntryIdentity, *, waits: bool = True) -> Lease | MissReason:
         """Find an entry in the tiers.
+
+        Args:
+            identity: What is wanted.
+            waits: As in :meth:`load_or_prefill`.
 
         Returns:
             A lease, which the caller releases, or why no tier has the entry.
@@ -72,10 +64,15 @@ class TierStack:
         Raises:
             StoreError: The store is closed.
         """
-        return self._acquire(identity, None, None)
+        return self._acquire(identity, None, None, waits=waits)
 
     def load_or_prefill(
-        self, identity: EntryIdentity, prefill: Prefill, *, guard: Guard | None = None
+        self,
+        identity: EntryIdentity,
+        prefill: Prefill,
+        *,
+        guard: Guard | None = None,
+        waits: bool = True,
     ) -> Lease:
         """Find an entry, or compute it and keep it.
 
@@ -89,6 +86,8 @@ class TierStack:
             prefill: Computes the entry of exactly that identity.
             guard: Asked in the transaction that would write the entry to disk whether anything
                 still refers to it; the place to record that the entry exists.
+            waits: Wait for another thread that is at the same entry. The one thread on which
+                prefills run must not: that other thread may be waiting for it.
 
         Returns:
             A lease. If the entry was computed, ``miss`` says why; if it was then not kept,
@@ -97,7 +96,7 @@ class TierStack:
         Raises:
             Exception: Whatever ``prefill`` raised.
         """
-        found = self._acquire(identity, prefill, guard)
+        found = self._acquire(identity, prefill, guard, waits=waits)
         assert isinstance(found, Lease)
         return found
 
@@ -120,8 +119,8 @@ class TierStack:
         """
         wanted = set(keys)
         with self._lock:
-            for key in wanted & self._flights.keys():
-                self._flights[key].is_dropped = True
+            for flight in (f for key in wanted for f in self._under_way(key)):
+                flight.is_dropped = True
         dropped = {key for key in wanted if self._host.discard(key)}
         if self._disk:
             dropped |= self._disk.delete_many(wanted)
@@ -134,8 +133,8 @@ class TierStack:
         """
         for key in keys:
             with self._lock:
-                if key in self._flights:
-                    self._flights[key].is_forgotten = True
+                for flight in self._under_way(key):
+                    flight.is_forgotten = True
             self._host.discard(key)
 
     def forget_model(self, model: ModelDigest) -> int:
@@ -228,7 +227,12 @@ class TierStack:
         self._host.clear()
 
     def _acquire(
-        self, identity: EntryIdentity, prefill: Prefill | None, guard: Guard | None
+        self,
+        identity: EntryIdentity,
+        prefill: Prefill | None,
+        guard: Guard | None,
+        *,
+        waits: bool,
     ) -> Lease | MissReason:
         key = identity.key()
         with self._lock:
@@ -244,13 +248,20 @@ class TierStack:
                 flight = self._flights.get(key)
                 is_leader = flight is None
                 if flight is None:
-                    flight = self._flights[key] = _Flight(host_miss)
+                    flight = self._flights[key] = Flight(host_miss)
+                elif not waits:
+                    is_leader = True
+                    assert key not in self._beside, "prefills run on one thread"
+                    flight = self._beside[key] = Flight(host_miss)
             if is_leader:
                 return self._lead(identity, flight, prefill, guard)
             assert flight.owner != threading.get_ident(), "a prefill asked for its own entry"
             lease = self._follow(identity, flight, prefill)
             if lease is not None:
                 return lease
+
+    def _under_way(self, key: ChunkKey) -> list[Flight]:
+        return [f for f in (self._flights.get(key), self._beside.get(key)) if f is not None]
 
     def _from_host(self, key: ChunkKey, identity: EntryIdentity) -> Lease | MissReason:
         lease = self._host.get(key)
@@ -279,7 +290,7 @@ class TierStack:
     def _lead(
         self,
         identity: EntryIdentity,
-        flight: _Flight,
+        flight: Flight,
         prefill: Prefill | None,
         guard: Guard | None,
     ) -> Lease | MissReason:
@@ -309,11 +320,13 @@ class TierStack:
             raise
         finally:
             with self._lock:
-                del self._flights[key]
+                for flights in (self._flights, self._beside):
+                    if flights.get(key) is flight:
+                        del flights[key]
             flight.done.set()
 
     def _publish(
-        self, flight: _Flight, entry: Entry, source: Source, warning: NotStored | None
+        self, flight: Flight, entry: Entry, source: Source, warning: NotStored | None
     ) -> Lease:
         """Make an entry visible to others, unless its key was dropped meanwhile."""
         miss = flight.miss if source == "computed" else None
@@ -337,7 +350,7 @@ class TierStack:
         return lease
 
     def _follow(
-        self, identity: EntryIdentity, flight: _Flight, prefill: Prefill | None
+        self, identity: EntryIdentity, flight: Flight, prefill: Prefill | None
     ) -> Lease | None:
         """Wait for another thread's result; ``None`` means look again."""
         flight.done.wait()
@@ -369,6 +382,8 @@ class TierStack:
             return NotStored.UNOWNED
         except StoreFullError:
             return NotStored.STORE_FULL
+        except StoreReadOnlyError:
+            return NotStored.READ_ONLY
         except StoreError:
             return NotStored.STORE_ERROR
         with self._lock:

@@ -39,6 +39,8 @@ class NotStored(StrEnum):
     NON_FINITE = "non_finite"
     STORE_FULL = "store_full"
     STORE_ERROR = "store_error"
+    READ_ONLY = "read_only"
+    """The store was opened for reading alone."""
     DROPPED = "dropped"
     """Its key was dropped (its document deleted) while it was being computed."""
     UNOWNED = "unowned"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from chunkcache.catalog import Catalog
-from chunkcache.errors import StoreFullError
+from chunkcache.errors import StoreFullError, StoreReadOnlyError
 from chunkcache.identity import ChunkId, digest_fields
 from chunkcache_retriever.embedder import WINDOWS_VERSION, Embedder, Vectors, embed_all
 from chunkcache_retriever.index import ChunkIndex, vector_fault
@@ -166,14 +166,15 @@ class CatalogIndex:
         """Keep sound vectors in the store.
 
         Returns:
-            How many chunks there was no room for: a full store must not end searching in it.
+            How many chunks were not kept: a store that is full, or open for reading alone, must
+            not end searching in it.
         """
         sound = {c: rows.ravel() for c, rows in vectors.items() if vector_fault(rows) is None}
         if not sound:
             return 0
         try:
             self._catalog.put_vectors(self._vectors_digest, sound)
-        except StoreFullError:
+        except (StoreFullError, StoreReadOnlyError):
             return len(sound)
         return 0
 

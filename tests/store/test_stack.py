@@ -219,7 +219,7 @@ def test_a_read_only_store_still_serves(tmp_path, make_entry):
     with StoreEnvironment.open(tmp_path / "s", max_bytes=1 << 28, read_only=True) as env:
         stack = TierStack(HostTier(HOST_BYTES), DiskTier(env))
         with stack.load_or_prefill(entry.identity, ScriptedPrefill(entry)) as lease:
-            assert lease.warning is NotStored.STORE_ERROR
+            assert lease.warning is NotStored.READ_ONLY
 
 
 def test_a_damaged_entry_is_computed_again_and_replaced(env, stack, host, make_entry):
@@ -255,3 +255,43 @@ def test_a_drop_during_the_computation_keeps_it_from_being_kept(stack, make_entr
     leader.result().release()
     assert stack.load(prefill.entry.identity) is MissReason.ABSENT
     assert stack.stats().entries == {"host": 0, "disk": 0}
+
+
+def test_the_thread_of_prefills_does_not_wait_for_one_that_waits_for_it(stack, make_entry):
+    entry = make_entry()
+    leader = ScriptedPrefill(entry)
+    leader.may_finish.clear()
+    own = ScriptedPrefill(entry)
+    with ThreadPoolExecutor(1) as pool:
+        led = pool.submit(lambda: stack.load_or_prefill(entry.identity, leader))
+        assert leader.started.wait(30)
+        assert stack.load(entry.identity, waits=False) is MissReason.ABSENT
+        lease = stack.load_or_prefill(entry.identity, own, waits=False)
+        assert (lease.source, lease.warning, own.num_calls) == ("computed", None, 1)
+        # What goes meanwhile goes from both.
+        stack.drop([entry.key])
+        leader.may_finish.set()
+        other = led.result(30)
+    assert other.warning is NotStored.DROPPED
+    assert torch.equal(other.entry.k, lease.entry.k)
+    lease.release()
+    other.release()
+    assert stack.load(entry.identity) is MissReason.ABSENT
+
+
+def test_a_removal_reaches_both_who_compute_one_entry(stack, host, make_entry):
+    entry = make_entry()
+    leader, own = ScriptedPrefill(entry), ScriptedPrefill(entry)
+    leader.may_finish.clear()
+    own.may_finish.clear()
+    with ThreadPoolExecutor(2) as pool:
+        led = pool.submit(lambda: stack.load_or_prefill(entry.identity, leader))
+        assert leader.started.wait(30)
+        beside = pool.submit(lambda: stack.load_or_prefill(entry.identity, own, waits=False))
+        assert own.started.wait(30)
+        stack.forget([entry.key])
+        leader.may_finish.set()
+        own.may_finish.set()
+        for lease in (led.result(30), beside.result(30)):
+            lease.release()
+    assert not host.contains(entry.key)

@@ -7,6 +7,7 @@ import typer
 
 from chunkcache_api.cli import ask, demo, doctor, models, plan, precache, serve, stats, version
 from chunkcache_api.cli.help_text import help_text
+from chunkcache_api.cli.store import app as store
 
 HELP = help_text(
     """Answers over your documents from keys and values that were computed once.
@@ -33,6 +34,7 @@ app.command("ask", help=ask.HELP)(ask.ask)
 app.command("serve", help=serve.HELP)(serve.serve)
 app.command("stats", help=stats.HELP)(stats.stats)
 app.command("plan", help=plan.HELP)(plan.plan)
+app.add_typer(store.app, name="store")
 app.add_typer(models.app, name="models")
 app.command("doctor", help=doctor.HELP)(doctor.doctor)
 app.command("version", help=version.HELP)(version.print_version)

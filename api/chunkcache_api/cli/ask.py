@@ -19,6 +19,7 @@ from chunkcache_api.cli.options import (
     PreparationOption,
     QuantisationOption,
     RatioOption,
+    ReadOnlyOption,
     StoreOption,
     SystemOption,
 )
@@ -89,6 +90,7 @@ def ask(
     quantisation: QuantisationOption = None,
     preparation: PreparationOption = None,
     codec: CodecOption = None,
+    read_only: ReadOnlyOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Ask, print the answer, and say what it took."""
@@ -114,6 +116,7 @@ def ask(
             preparation=preparation,
             codec=codec,
             system=system,
+            read_only=read_only,
         ) as opened:
             cache = opened.cache
             documents = document_ids or _retrieve(cache, question, top_k or 0)

@@ -48,6 +48,16 @@ QuantisationOption = Annotated[
         show_default="none",
     ),
 ]
+ReadOnlyOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--read-only",
+        envvar="CHUNKCACHE_READ_ONLY",
+        help="Open the store for reading alone: nothing in it changes, what misses is computed "
+        "and not stored.",
+        show_default=False,
+    ),
+]
 PreparationOption = Annotated[
     str | None,
     typer.Option(

@@ -220,6 +220,14 @@ def _template_line(template: dict[str, Any]) -> str:
     return f"{how}{outcome}; {template['num_joints']} joints, tokenised otherwise: {changed}"
 
 
+def facts_table(**facts: str) -> Table:
+    """Named facts, one a line."""
+    table = _facts()
+    for name, value in facts.items():
+        _fact(table, name, value)
+    return table
+
+
 def size(num_bytes: int) -> str:
     """Bytes for people: ``12 B``, ``3.4 MiB``."""
     value, units = float(num_bytes), ["B", "KiB", "MiB", "GiB", "TiB"]

@@ -26,6 +26,7 @@ from chunkcache_api.cli.options import (
     PreparationOption,
     QuantisationOption,
     RatioOption,
+    ReadOnlyOption,
     StoreMaxBytesOption,
     StoreOption,
 )
@@ -84,6 +85,7 @@ def serve(
     chunk_tokens: ChunkTokensOption = None,
     host_tier_bytes: HostTierBytesOption = None,
     store_max_bytes: StoreMaxBytesOption = None,
+    read_only: ReadOnlyOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Listen, say where, serve."""
@@ -109,6 +111,7 @@ def serve(
             chunk_tokens=chunk_tokens,
             host_tier_bytes=host_tier_bytes,
             store_max_bytes=store_max_bytes,
+            read_only=read_only,
             verify_rate=verify_rate,
         )
         with _listening(host, port, as_json=as_json) as listener:

@@ -108,7 +108,14 @@ def _put(cache: ChunkCache, identifier: str, body: PutDocumentRequest) -> Respon
         digest = text_digest(canonical_text(body.text)).hex()
         if digest != body.digest.lower():
             raise DigestMismatchError(f"the text's digest is {digest}", param="digest")
-    result = cache.put(identifier, body.text, body.metadata, text_format=body.format)
+    result = cache.put(
+        identifier,
+        body.text,
+        body.metadata,
+        text_format=body.format,
+        expires_at=body.expires_at,
+        ttl_seconds=body.ttl_seconds,
+    )
     fields = asdict(result)
     del fields["document_id"]
     value = {"id": identifier, "object": "chunkcache.document"} | fields
@@ -161,4 +168,5 @@ def _document_body(document: Document) -> dict[str, Any]:
         ],
         "created_at": document.created_at,
         "updated_at": document.updated_at,
+        "expires_at": document.expires_at,
     }

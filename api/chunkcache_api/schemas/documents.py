@@ -37,6 +37,10 @@ class PutDocumentRequest(BaseModel):
     """How to cut it."""
     digest: Annotated[str, Field(pattern=r"^[0-9a-fA-F]{64}$")] | None = None
     """Expected BLAKE3 of the text in hex; another one is refused with 409."""
+    expires_at: float | None = None
+    """Unix seconds from which on it is as if it had been deleted; none is never."""
+    ttl_seconds: float | None = None
+    """The same, counted from now."""
 
 
 class ListDocumentsParams(BaseModel):

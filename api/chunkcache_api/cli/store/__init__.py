@@ -1,0 +1,1 @@
+"""``chunkcache store``: looking after a store."""

@@ -1,0 +1,1 @@
+"""Looking after a store: checking and mending it, collecting what nothing needs, copies, packs."""
