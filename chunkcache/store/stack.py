@@ -24,9 +24,6 @@ from chunkcache.store.tier import MissReason, NonFiniteEntryError, NotStored, Un
 Prefill = Callable[[], Entry]
 CountedT = TypeVar("CountedT")
 
-_KEPT_IN_HOST = (None, NotStored.STORE_FULL, NotStored.STORE_ERROR, NotStored.READ_ONLY)
-"""Warnings under which an entry is sound and wanted, so that RAM may keep it."""
-
 
 class TierStack:
     """Host and disk behind one lookup.
@@ -340,7 +337,11 @@ class TierStack:
             # What the catalog could not note is not found again when a chunk that the entry holds
             # a trace of goes.
             is_untraced = warning is not None and bool(entry.identity.behind)
-            if warning in _KEPT_IN_HOST and not flight.is_forgotten and not is_untraced:
+            if (
+                (warning is None or warning.is_about_the_disk)
+                and not flight.is_forgotten
+                and not is_untraced
+            ):
                 lease = self._host.put(entry, source=source, miss=miss, warning=warning)
             else:
                 lease = self._host.lease_outside(entry, source, miss=miss, warning=warning)

@@ -46,6 +46,11 @@ class NotStored(StrEnum):
     UNOWNED = "unowned"
     """The caller's guard said that nothing refers to it any more."""
 
+    @property
+    def is_about_the_disk(self) -> bool:
+        """Whether the entry is sound and wanted all the same, so that RAM may keep it."""
+        return self in (NotStored.STORE_FULL, NotStored.STORE_ERROR, NotStored.READ_ONLY)
+
 
 class NonFiniteEntryError(StoreError):
     """The entry holds NaN or infinities; keeping it would poison every later answer."""

@@ -165,5 +165,5 @@ def test_read_only_reads_and_makes_nothing(path):
     with open_store(path, read_only=True) as env:
         assert get(env, b"k") == b"v"
         assert env.secret == secret
-        with pytest.raises(StoreError, match="read-only"):
+        with pytest.raises(StoreError, match="open for reading alone"):
             put(env, b"k", b"w")
