@@ -17,9 +17,9 @@ def num_vectors(env):
         return txn.num_entries(Database.VECTORS)
 
 
-def test_a_hit_says_where_its_text_is(shelf, retriever):
+def test_a_hit_says_where_its_text_is(shelf, embedder):
     document = shelf.put("d", "the red fox", "a blue whale", "the green frog")
-    hit = retriever.search("blue whale", 1)[0]
+    hit = Retriever(shelf, embedder, "dense").search("blue whale", 1)[0]
     assert (hit.document_id, hit.chunk_index, hit.text) == ("d", 1, "a blue whale")
     assert document.text[hit.start : hit.end] == hit.text
     assert hit.chunk_id == document.chunks[1].chunk_id
