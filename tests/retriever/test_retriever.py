@@ -134,7 +134,7 @@ def test_another_embedder_has_its_own_vectors(shelf, env):
     first = FixedEmbedder(dim=64)
     assert Retriever(shelf, first).search("gamma", 1)[0].text == "gamma delta"
     for other in (FixedEmbedder(dim=128), FixedEmbedder(dim=64, name="other")):
-        retriever = Retriever(shelf, other)
+        retriever = Retriever(shelf, other, "dense")
         hit = retriever.search("gamma", 1)[0]
         assert (hit.text, hit.score > 0.6) == ("gamma delta", True)
         assert (retriever.sync().num_loaded, retriever.sync().num_embedded) == (0, 2)
