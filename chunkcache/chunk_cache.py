@@ -16,6 +16,7 @@ from chunkcache.neighbours import NeighbourFinder
 from chunkcache.pinning import PinResult
 from chunkcache.planning import AskOptions, ChatTurn, ContextRef
 from chunkcache.precache import Item, OnProgress, PrecacheRun
+from chunkcache.precache_estimate import PrecacheEstimate, estimate_precache
 from chunkcache.results import Answer, IngestResult, PrecacheSummary, ReloadResult, RemovalResult
 from chunkcache.runtime import Progress, Runtime
 from chunkcache.serving_model import ServingModel
@@ -250,6 +251,18 @@ class ChunkCache:
                 param="neighbours",
             )
         return run.run_with_neighbours(_expand(items), neighbours, document_ids)
+
+    def estimate_precache(
+        self,
+        items: Iterable[Item | str | Path],
+        on_item: Callable[[], None] = lambda: None,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> PrecacheEstimate:
+        """What :meth:`precache` would take, without storing anything.
+
+        Arguments and errors as in :func:`~chunkcache.precache_estimate.estimate_precache`.
+        """
+        return estimate_precache(self._ingest, _expand(items), on_item, should_stop)
 
     def stream(
         self,
