@@ -262,7 +262,7 @@ class ChunkCache:
 
         Arguments and errors as in :func:`~chunkcache.precache_estimate.estimate_precache`.
         """
-        return estimate_precache(self._ingest, _expand(items), on_item, should_stop)
+        return estimate_precache(self._current().ingest, _expand(items), on_item, should_stop)
 
     def stream(
         self,
