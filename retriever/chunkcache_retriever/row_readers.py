@@ -5,6 +5,7 @@ unless that would change how it is written (``007`` stays a text). An empty cell
 """
 
 import csv
+import io
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -41,8 +42,8 @@ def read_csv(text: str, columns: RowColumns) -> Iterator[ReadRow | ReadFault]:
     csv.field_size_limit(MAX_CELL_CHARS)
     first = text.partition("\n")[0]
     separator = max(",;\t", key=first.count)
-    # The reader wants lines with their ends: a quoted cell may hold some.
-    reader = csv.reader(text.splitlines(keepends=True), delimiter=separator, strict=True)
+    # The reader wants lines as they were written: a quoted cell may hold ends of lines.
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     try:
         names = next(reader, [])
         if columns.text not in names:

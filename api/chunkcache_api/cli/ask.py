@@ -49,7 +49,7 @@ HELP = help_text(
     'chunkcache ask "What is the PIN?" --doc handbook.md',
     'chunkcache ask "Which port is open?" --doc network.md --doc api.md --compare',
     'chunkcache ask "What is the PIN?" --top-k 4',
-    'chunkcache ask "What is new?" -k 4 --filter \'{"type":"gte","key":"year","value":2024}\'',
+    'chunkcache ask "New?" -k 4 --filter \'{"type":"gt","key":"year","value":9}\'',
     'chunkcache ask "What is the PIN?" --doc handbook.md --policy full --json',
 )
 
