@@ -21,9 +21,9 @@ RankingKind = Literal["hybrid", "dense", "bm25"]
 share; the score is BM25's, above 0, and only passages that share one are found. ``hybrid``: both,
 joined by reciprocal rank fusion; the score is its sum, which has a meaning in one search only."""
 
-MEANING_WEIGHT = 1.0
-WORDS_WEIGHT = 1.0
-"""Weights of the two rankings in ``hybrid``."""
+FUSION_K = 5
+"""Less than the usual 60: what one ranking puts first should be among the first of both. Measured in
+docs/retrieval.md."""
 
 _MIN_DEPTH = 100
 _DEPTH_PER_RESULT = 2
@@ -102,7 +102,7 @@ class ChunkRanker:
             [scored.chunk_id for scored in self._by_meaning(query, depth, among)],
             [scored.chunk_id for scored in self._by_words(query, depth, among)],
         ]
-        fused = reciprocal_rank_fusion(rankings, weights=[MEANING_WEIGHT, WORDS_WEIGHT])
+        fused = reciprocal_rank_fusion(rankings, k=FUSION_K)
         return [ScoredChunk(chunk_id, score) for chunk_id, score in fused[:k]]
 
     def _by_meaning(

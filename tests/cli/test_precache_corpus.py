@@ -1,8 +1,6 @@
 """``chunkcache precache`` over files of every kind: shares, estimates, limits, and what is gone."""
 
 import json
-import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -183,23 +181,3 @@ def test_each_shard_prunes_its_own(
     ]
     assert sum(counts) == 4
     assert documents_of(read_store, store).keys() == {f"{i:03}.txt" for i in range(4, 8)}
-
-
-def test_sigterm_finishes_the_documents_at_hand(
-    start_cli, cli_json, write_documents: Callable[[int], Path], read_store, store: Path
-) -> None:
-    folder = write_documents(60)
-    process = start_cli("precache", folder, "--json", "--prune")
-    while process.poll() is None and not (store / "data.mdb").exists():
-        time.sleep(0.01)
-    while process.poll() is None and not documents_of(read_store, store):
-        time.sleep(0.01)
-    process.send_signal(signal.SIGTERM)
-    stdout, _ = process.communicate()
-    assert process.returncode == 130
-    summary = json.loads(stdout)
-    documents, entries = read_store(store)
-    assert summary["interrupted"] is True
-    assert len(documents) == summary["documents"] < 60
-    assert set(entries) == {c.token_ids for d in documents.values() for c in d.chunks}
-    assert cli_json("precache", folder)["prefilled_chunks"] == 60 - len(documents)

@@ -57,10 +57,10 @@ def test_gold_passages_are_read(tmp_path: Path) -> None:
 
 def test_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("chunkcache_retriever.minilm.MiniLmEmbedder", FixedEmbedder)
-    result = CliRunner().invoke(app, ["eval", "retrieval", "--limit", "3", "--json"])
+    result = CliRunner().invoke(app, ["eval", "retrieval", "--limit", "2", "--json"])
     assert result.exit_code == 0, result.output
     body = json.loads(result.stdout)
     assert {f"recall5_{kind}" for kind in ("dense", "bm25", "hybrid")} <= body.keys()
-    assert body["questions"] == 3
+    assert body["questions"] == 2
     shown = CliRunner().invoke(app, ["eval", "retrieval", "--limit", "3"])
     assert f"recall@{retrieval.TOP_K}" in shown.stdout

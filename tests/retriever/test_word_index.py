@@ -22,7 +22,7 @@ def found(index: WordIndex, query: str, k: int = 10) -> list[int]:
 
 def test_scores_are_those_of_the_formula() -> None:
     """Lucene's BM25: idf * tf / (tf + k1 * (1 - b + b * length / mean length))."""
-    texts = {1: "fox fox hound", 2: "fox", 3: "whale song of whales"}
+    texts = {1: "fox fox hound", 2: "fox", 3: "whale song of whale"}
     index = WordIndex()
     index.update({name(i): text for i, text in texts.items()})
     idf = math.log(1 + (3 - 2 + 0.5) / (2 + 0.5))
@@ -32,14 +32,14 @@ def test_scores_are_those_of_the_formula() -> None:
     def score(i: int, tf: int) -> float:
         return idf * tf / (tf + K1 * (1 - B + B * lengths[i] / mean))
 
-    scores = {s.chunk_id[0]: s.score for s in index.search("Foxes", 9)}
+    scores = {s.chunk_id[0]: s.score for s in index.search("Fox", 9)}
     assert scores == pytest.approx({1: score(1, 2), 2: score(2, 1)}, rel=1e-5)
 
 
-def test_words_are_cut_to_stems_and_common_ones_do_not_count() -> None:
-    assert words_of("The Controllers are controlling") == ["control", "control"]
+def test_common_words_do_not_count() -> None:
+    assert words_of("What are the Controllers controlling?") == ["controllers", "controlling"]
     assert words_of("of the") == []
-    assert words_of("E-42 naïve") == ["e", "42", "naïv"]
+    assert words_of("E-42 naïve") == ["e", "42", "naïve"]
 
 
 def test_scripts_without_spaces_are_searched_in_pairs() -> None:

@@ -186,8 +186,8 @@ def _reason(error: Exception) -> str:
     return f"it has no field {error}" if isinstance(error, KeyError) else str(error)
 
 
-def demo_questions() -> list[Question]:
-    """The demo corpus's questions over three documents each: short prompts that need no file."""
+def demo_questions(num_documents: int = 3) -> list[Question]:
+    """The demo corpus's questions over a few documents each: short prompts that need no file."""
     folder = files("chunkcache_api") / "demo_corpus"
     records = json.loads((folder / "questions.json").read_text(encoding="utf-8"))["questions"]
 
@@ -200,7 +200,7 @@ def demo_questions() -> list[Question]:
             question_id=f"demo-{index}",
             question=record["question"],
             answers=tuple(record["answers"]),
-            passages=tuple(passages(record["document_ids"][:3])),
+            passages=tuple(passages(record["document_ids"][:num_documents])),
             gold_passage_ids=tuple(record["gold_document_ids"]),
         )
         for index, record in enumerate(records)
