@@ -21,7 +21,7 @@ RankingKind = Literal["hybrid", "dense", "bm25"]
 share; the score is BM25's, above 0, and only passages that share one are found. ``hybrid``: both,
 joined by reciprocal rank fusion; the score is its sum, which has a meaning in one search only."""
 
-FUSION_K = 5
+FUSION_K = 2
 """Less than the usual 60: what one ranking puts first should be among the first of both. Measured in
 docs/retrieval.md."""
 
