@@ -16,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from chunkcache.documents import Document
 from chunkcache.errors import (
@@ -28,7 +29,7 @@ from chunkcache.ingest import DocumentIngest
 from chunkcache.neighbours import NeighbourFinder, NeighbourRecorder
 from chunkcache.results import ItemFailure, PrecacheSummary
 from chunkcache.store.page_cache import WrittenPages
-from chunkcache.text_files import TextFile, TextItem
+from chunkcache.text_files import TextFile, TextItem, find_text_files
 
 Item = TextItem | TextFile | ItemFailure
 
@@ -264,3 +265,12 @@ class PrecacheRun:
             failures=tuple(self._failures),
             interrupted=not is_whole,
         )
+
+
+def expand_items(items: Iterable[Item | str | Path]) -> Iterator[Item]:
+    """Replace paths by the files under them, in order."""
+    for item in items:
+        if isinstance(item, (str, Path)):
+            yield from find_text_files([Path(item)])
+        else:
+            yield item
