@@ -1,7 +1,7 @@
 """``ChunkCache``: one tenant's documents, cached and asked. The library's front door."""
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -15,14 +15,14 @@ from chunkcache.fusion.plan import FusionPlan
 from chunkcache.neighbours import NeighbourFinder
 from chunkcache.pinning import PinResult
 from chunkcache.planning import AskOptions, ChatTurn, ContextRef
-from chunkcache.precache import Item, OnProgress, PrecacheRun
+from chunkcache.precache import Item, OnProgress, PrecacheRun, expand_items
+from chunkcache.precache_estimate import PrecacheEstimate, estimate_precache
 from chunkcache.results import Answer, IngestResult, PrecacheSummary, ReloadResult, RemovalResult
 from chunkcache.runtime import Progress, Runtime
 from chunkcache.serving_model import ServingModel
 from chunkcache.settings import load_settings
 from chunkcache.splitting import TextFormat
 from chunkcache.streaming import StreamingAnswer
-from chunkcache.text_files import find_text_files
 
 DEFAULT_TENANT = "default"
 
@@ -243,13 +243,25 @@ class ChunkCache:
         run = PrecacheRun(serving.ingest, on_progress, should_stop)
         preparation = serving.runtime.preparation
         if preparation.kind != "neighbours":
-            return run.run(_expand(items))
+            return run.run(expand_items(items))
         if neighbours is None:
             raise InvalidValueError(
                 f"preparation {preparation} needs something that finds neighbours",
                 param="neighbours",
             )
-        return run.run_with_neighbours(_expand(items), neighbours, document_ids)
+        return run.run_with_neighbours(expand_items(items), neighbours, document_ids)
+
+    def estimate_precache(
+        self,
+        items: Iterable[Item | str | Path],
+        on_item: Callable[[], None] = lambda: None,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> PrecacheEstimate:
+        """What :meth:`precache` would take, without storing anything.
+
+        Arguments and errors as in :func:`~chunkcache.precache_estimate.estimate_precache`.
+        """
+        return estimate_precache(self._current().ingest, expand_items(items), on_item, should_stop)
 
     def stream(
         self,
@@ -383,12 +395,3 @@ def _plan_chat(serving: ServingModel, turns: Sequence[ChatTurn], options: AskOpt
     if not turns or [t.reply is None for t in turns] != [False] * (len(turns) - 1) + [True]:
         raise InvalidValueError("every turn but the last has a reply", param="messages")
     return serving.planner.plan(turns, options, "chat")
-
-
-def _expand(items: Iterable[Item | str | Path]) -> Iterator[Item]:
-    """Replace paths by the files under them, in order."""
-    for item in items:
-        if isinstance(item, (str, Path)):
-            yield from find_text_files([Path(item)])
-        else:
-            yield item

@@ -14,10 +14,11 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
-from chunkcache.documents import Document, Metadata
+from chunkcache.documents import Document
 from chunkcache.errors import (
     ChunkCacheError,
     DrainingError,
@@ -27,20 +28,8 @@ from chunkcache.errors import (
 from chunkcache.ingest import DocumentIngest
 from chunkcache.neighbours import NeighbourFinder, NeighbourRecorder
 from chunkcache.results import ItemFailure, PrecacheSummary
-from chunkcache.splitting import TextFormat
 from chunkcache.store.page_cache import WrittenPages
-from chunkcache.text_files import TextFile
-
-
-@dataclass(frozen=True)
-class TextItem:
-    """A document to cache, given as text."""
-
-    document_id: str
-    text: str
-    metadata: Metadata = field(default_factory=dict)
-    text_format: TextFormat = "text"
-
+from chunkcache.text_files import TextFile, TextItem, find_text_files
 
 Item = TextItem | TextFile | ItemFailure
 
@@ -169,17 +158,15 @@ class PrecacheRun:
         if isinstance(item, ItemFailure):
             self._fail(item)
             return
-        text: str | ItemFailure
-        metadata: Metadata = {}
         if isinstance(item, TextFile):
-            text = item.read()
-            if isinstance(text, ItemFailure):
-                self._fail(text)
+            item = item.read()
+            if isinstance(item, ItemFailure):
+                self._fail(item)
                 return
-        else:
-            text, metadata = item.text, item.metadata
         with self._reporting(item.document_id):
-            stored = self._ingest.store(item.document_id, text, metadata, item.text_format)
+            stored = self._ingest.store(
+                item.document_id, item.text, item.metadata, item.text_format
+            )
             if prefills:
                 self._prefill(stored.document)
             with self._lock:
@@ -278,3 +265,12 @@ class PrecacheRun:
             failures=tuple(self._failures),
             interrupted=not is_whole,
         )
+
+
+def expand_items(items: Iterable[Item | str | Path]) -> Iterator[Item]:
+    """Replace paths by the files under them, in order."""
+    for item in items:
+        if isinstance(item, (str, Path)):
+            yield from find_text_files([Path(item)])
+        else:
+            yield item

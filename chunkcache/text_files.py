@@ -1,114 +1,151 @@
-"""Reading text files from disk: which ones, decoded how, named how.
+"""Finding files to cache on disk: which ones, named how, read by which kind's reader.
 
-Rules: UTF-8, or UTF-16/32 behind a byte-order mark; anything else is reported, never guessed.
 Symbolic links are not followed. A file's document id is its path relative to the folder it was
-found under, with forward slashes.
+found under, with forward slashes; a row's is its own. Each document's metadata says where it came
+from under :data:`SOURCE_KEY`, so that those whose file is gone can be told from all others. Knows
+readers by suffix (:mod:`chunkcache.file_kinds`), and no file format.
 """
 
-import codecs
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from blake3 import blake3
+
+from chunkcache.documents import Metadata
+from chunkcache.file_kinds import PLAIN_KINDS, FileKind, FileKinds, ReadFault, RowFileKind
 from chunkcache.results import ItemFailure
 from chunkcache.splitting import TextFormat
 
-TEXT_SUFFIXES: dict[str, TextFormat] = {
-    ".txt": "text",
-    ".rst": "text",
-    ".md": "markdown",
-    ".markdown": "markdown",
-}
-"""Files that a folder is searched for. A file named outright is read whatever its suffix."""
+SOURCE_KEY = "chunkcache_source"
+"""Metadata field of a document that came from a file: ``{"root", "path"}``. The root is a digest of
+the absolute path that was given, the path is the file's below it."""
 
-_BYTE_ORDER_MARKS = (
-    (codecs.BOM_UTF8, "utf-8-sig"),
-    (codecs.BOM_UTF32_LE, "utf-32"),
-    (codecs.BOM_UTF32_BE, "utf-32"),
-    (codecs.BOM_UTF16_LE, "utf-16"),
-    (codecs.BOM_UTF16_BE, "utf-16"),
-)
+MAX_FILE_BYTES = 64 << 20
+"""Larger files are reported, not read."""
+
+
+@dataclass(frozen=True)
+class TextItem:
+    """A document to cache, given as text."""
+
+    document_id: str
+    text: str
+    metadata: Metadata = field(default_factory=dict)
+    text_format: TextFormat = "text"
 
 
 @dataclass(frozen=True)
 class TextFile:
-    """A file to read.
+    """A file that holds one document.
 
     Attributes:
         document_id: Its id.
         path: Where it is.
-        text_format: How to cut it.
+        kind: How to read and cut it.
+        metadata: The document's metadata; what the reader finds is added.
     """
 
     document_id: str
     path: Path
-    text_format: TextFormat
+    kind: FileKind = PLAIN_KINDS[".txt"]
+    metadata: Metadata = field(default_factory=dict)
 
-    def read(self) -> str | ItemFailure:
-        """The file's text, or why there is none."""
-        try:
-            data = self.path.read_bytes()
-        except OSError as error:
-            reason = error.strerror or type(error).__name__
-            return ItemFailure(self.document_id, "unreadable", f"cannot be read: {reason}")
-        encoding = next((e for mark, e in _BYTE_ORDER_MARKS if data.startswith(mark)), "utf-8")
-        if encoding == "utf-8" and _looks_like_utf16(data):
-            return ItemFailure(
-                self.document_id,
-                "invalid_encoding",
-                "looks like UTF-16 without a byte-order mark",
-            )
-        try:
-            return data.decode(encoding)
-        except UnicodeDecodeError as error:
-            return ItemFailure(
-                self.document_id,
-                "invalid_encoding",
-                f"is not {encoding.removesuffix('-sig').upper()} at byte {error.start}",
-            )
+    def read(self) -> TextItem | ItemFailure:
+        """The file's document, or why there is none."""
+        data = _bytes_of(self.path, self.document_id)
+        if isinstance(data, ItemFailure):
+            return data
+        found = self.kind.read(data)
+        if isinstance(found, ReadFault):
+            return ItemFailure(self.document_id, found.code, found.message)
+        metadata = {**found.metadata, **self.metadata}
+        return TextItem(self.document_id, found.text, metadata, self.kind.text_format)
 
 
-def _looks_like_utf16(data: bytes) -> bool:
-    """Whether at least a tenth of the bytes are the low controls, which no text holds in number.
+@dataclass(frozen=True)
+class _Found:
+    """A file, not read yet."""
 
-    The high bytes of UTF-16 letters of most alphabets are 1 to 6. (Those of ASCII letters are 0,
-    and dropping them, as the text rules do, leaves the text.)
-    """
-    sample = data[:65_536]
-    return sum(sample.count(bytes([c])) for c in range(1, 7)) * 10 >= max(len(sample), 1)
+    name: str
+    path: Path
+    source: Metadata
 
 
-def find_text_files(paths: Iterable[Path]) -> Iterator[TextFile | ItemFailure]:
-    """Every text file under some paths, in a fixed order, and what could not be taken.
+def find_text_files(
+    paths: Iterable[Path], kinds: FileKinds = PLAIN_KINDS
+) -> Iterator[TextFile | TextItem | ItemFailure]:
+    """Every document under some paths, in a fixed order, and what could not be taken.
+
+    Files of rows are read here, one at a time; all others when they are asked to.
 
     Args:
         paths: Files and folders.
+        kinds: Readers by suffix. A folder is searched for these; a file named outright is read
+            whatever its suffix, as plain text if no kind has it.
     """
     seen: set[str] = set()
-    for found in _walk_all(paths):
-        if isinstance(found, TextFile):
-            if found.document_id in seen:
-                yield ItemFailure(
-                    found.document_id, "duplicate_id", "was found under another path already"
-                )
-                continue
-            seen.add(found.document_id)
-        yield found
+    for found in _walk_all(paths, kinds):
+        for item in (found,) if isinstance(found, ItemFailure) else _items(found, kinds):
+            if not isinstance(item, ItemFailure):
+                if item.document_id in seen:
+                    yield ItemFailure(
+                        item.document_id, "duplicate_id", "was found under another path already"
+                    )
+                    continue
+                seen.add(item.document_id)
+            yield item
 
 
-def _walk_all(paths: Iterable[Path]) -> Iterator[TextFile | ItemFailure]:
+def source_root(path: Path) -> str:
+    """What documents found under a path have as their source's root."""
+    return blake3(str(path.resolve()).encode("utf-8", "surrogateescape")).hexdigest(8)
+
+
+def _items(found: _Found, kinds: FileKinds) -> Iterator[TextFile | TextItem | ItemFailure]:
+    kind = kinds.get(found.path.suffix.lower(), kinds[".txt"])
+    metadata: Metadata = {SOURCE_KEY: dict(found.source)}
+    if isinstance(kind, FileKind):
+        yield TextFile(found.name, found.path, kind, metadata)
+        return
+    assert isinstance(kind, RowFileKind)
+    data = _bytes_of(found.path, found.name)
+    if isinstance(data, ItemFailure):
+        yield data
+        return
+    for number, row in enumerate(kind.read_rows(data), 1):
+        if isinstance(row, ReadFault):
+            yield ItemFailure(f"{found.name}#{number}", row.code, row.message)
+        else:
+            name = row.document_id or f"{found.name}#{number}"
+            yield TextItem(name, row.text, {**row.metadata, **metadata}, kind.text_format)
+
+
+def _bytes_of(path: Path, name: str) -> bytes | ItemFailure:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        return ItemFailure(name, "unreadable", f"cannot be read: {reason}")
+    if len(data) > MAX_FILE_BYTES:
+        return ItemFailure(name, "too_large", f"has over {MAX_FILE_BYTES:,} bytes")
+    return data
+
+
+def _walk_all(paths: Iterable[Path], kinds: FileKinds) -> Iterator[_Found | ItemFailure]:
     for path in paths:
         if path.is_file():
-            yield TextFile(path.name, path, TEXT_SUFFIXES.get(path.suffix.lower(), "text"))
+            yield _Found(path.name, path, _source(path, path.name))
         elif path.is_dir():
-            yield from _walk(path, path)
+            yield from _walk(path, path, kinds)
         elif path.exists():
             yield ItemFailure(str(path), "not_a_file", "is neither a regular file nor a folder")
         else:
             yield ItemFailure(str(path), "not_found", "no such file or folder")
 
 
-def _walk(folder: Path, root: Path) -> Iterator[TextFile | ItemFailure]:
+def _walk(folder: Path, root: Path, kinds: FileKinds) -> Iterator[_Found | ItemFailure]:
     try:
         children = sorted(folder.iterdir())
     except OSError as error:
@@ -116,18 +153,23 @@ def _walk(folder: Path, root: Path) -> Iterator[TextFile | ItemFailure]:
         yield ItemFailure(_name(folder, root), "unreadable", f"cannot be listed: {reason}")
         return
     for child in children:
-        suffix = child.suffix.lower()
+        is_wanted = child.suffix.lower() in kinds
+        name = _name(child, root)
         if child.is_symlink():
-            if suffix in TEXT_SUFFIXES:
-                yield ItemFailure(_name(child, root), "symlink", "symbolic links are not followed")
+            if is_wanted:
+                yield ItemFailure(name, "symlink", "symbolic links are not followed")
         elif child.is_dir():
-            if suffix in TEXT_SUFFIXES:
-                yield ItemFailure(_name(child, root), "not_a_file", "is a folder, not a text file")
-            yield from _walk(child, root)
-        elif suffix in TEXT_SUFFIXES and not child.is_file():
-            yield ItemFailure(_name(child, root), "not_a_file", "is not a regular file")
-        elif suffix in TEXT_SUFFIXES:
-            yield TextFile(_name(child, root), child, TEXT_SUFFIXES[suffix])
+            if is_wanted:
+                yield ItemFailure(name, "not_a_file", "is a folder, not a file")
+            yield from _walk(child, root, kinds)
+        elif is_wanted and not child.is_file():
+            yield ItemFailure(name, "not_a_file", "is not a regular file")
+        elif is_wanted:
+            yield _Found(name, child, _source(root, name))
+
+
+def _source(root: Path, name: str) -> Mapping[str, str]:
+    return {"root": source_root(root), "path": name}
 
 
 def _name(path: Path, root: Path) -> str:

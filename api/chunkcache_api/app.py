@@ -14,7 +14,17 @@ from chunkcache_api.error_responses import UnexpectedErrors, add_error_handlers
 from chunkcache_api.metrics import metrics_registry
 from chunkcache_api.request_id import RequestId
 from chunkcache_api.retrieval import RetrieverFactory
-from chunkcache_api.routes import chat, documents, health, metrics, models, pins, query, requests
+from chunkcache_api.routes import (
+    chat,
+    documents,
+    health,
+    metrics,
+    models,
+    pins,
+    query,
+    requests,
+    search,
+)
 from chunkcache_api.service import RuntimeFactory, ServiceState
 
 DEFAULT_MAX_BODY_BYTES: Final = 16 << 20
@@ -34,8 +44,8 @@ def create_app(
             called on a thread when the application starts: until it has returned, ``/readyz`` and
             every route that needs the model answer 503 ``model_loading``. What it opened is
             closed when the application stops.
-        retriever_factory: Builds what finds documents for ``top_k``; called once, behind
-            ``runtime``. None refuses ``top_k``.
+        retriever_factory: Builds what finds documents for ``top_k`` and ``/v1/search``; called
+            once, behind ``runtime``. None refuses both.
         max_body_bytes: Largest request body; for queries 2 MiB and for conversations 4 MiB, where
             that is less.
         on_load_failure: Told why loading failed; the application goes on answering 503.
@@ -68,9 +78,13 @@ def create_app(
     app.add_middleware(
         BodyLimit,
         max_body_bytes=max_body_bytes,
-        lower_limits={query.PATH: query.MAX_BODY_BYTES, chat.PATH: chat.MAX_BODY_BYTES},
+        lower_limits={
+            query.PATH: query.MAX_BODY_BYTES,
+            search.PATH: query.MAX_BODY_BYTES,
+            chat.PATH: chat.MAX_BODY_BYTES,
+        },
     )
     app.add_middleware(RequestId)
-    for routes in (query, chat, documents, pins, models, requests, health, metrics):
+    for routes in (query, chat, search, documents, pins, models, requests, health, metrics):
         app.include_router(routes.router)
     return app

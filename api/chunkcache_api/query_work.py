@@ -12,6 +12,7 @@ from chunkcache_api.answering import AnswerWork
 from chunkcache_api.schemas.query import QueryRequest, ReuseOptions
 from chunkcache_api.service import Service
 from chunkcache_api.workers import WorkerScope
+from chunkcache_retriever.metadata_filter import parse_filter
 
 
 class QueryWork(AnswerWork):
@@ -65,4 +66,5 @@ class QueryWork(AnswerWork):
             return request.document_ids
         assert retriever is not None
         assert request.top_k is not None
-        return retriever.retrieve(request.query, request.top_k)
+        filters = None if request.filters is None else parse_filter(request.filters)
+        return retriever.retrieve(request.query, request.top_k, filters)

@@ -36,6 +36,7 @@ State = Literal["loading", "ready", "failed", "closing"]
 _VERSION: Final = version("chunkcache")
 NUM_QUICK_THREADS: Final = 8
 NUM_PREFILL_THREADS: Final = 4
+NUM_SEARCH_THREADS: Final = 4
 
 _log = structlog.get_logger("chunkcache.api")
 
@@ -51,6 +52,7 @@ class Service:
         requests: An account of the latest requests.
         workers: Threads for questions, at most as many as the engine takes requests.
         quick_threads: Threads for looking at documents and deleting them.
+        search_threads: Threads for searches; one after a change of the documents embeds what is new.
         prefill_threads: Threads for storing documents, which waits for the model.
         loaded_at: Unix seconds.
     """
@@ -65,6 +67,9 @@ class Service:
     )
     prefill_threads: CapacityLimiter = field(
         default_factory=lambda: CapacityLimiter(NUM_PREFILL_THREADS)
+    )
+    search_threads: CapacityLimiter = field(
+        default_factory=lambda: CapacityLimiter(NUM_SEARCH_THREADS)
     )
     loaded_at: float = field(default_factory=time.time)
 

@@ -142,18 +142,6 @@ class TierStack:
         """
         return self._host.discard_model(model)
 
-    def keep(self, entry: Entry, guard: Guard) -> NotStored | None:
-        """Write an entry that RAM holds and the disk has not (any more).
-
-        Args:
-            entry: What to keep.
-            guard: As in :meth:`load_or_prefill`.
-
-        Returns:
-            Why it was not kept, if it was not.
-        """
-        return self._keep(entry, guard)
-
     def pin(self, entry: Entry, ttl_s: float) -> bool:
         """Keep an entry in RAM for a time; a removal of it ends that too.
 
@@ -308,7 +296,7 @@ class TierStack:
                 self._prefills += 1
             # What was passed over on disk is there already.
             is_kept = flight.miss is MissReason.SLOWER_THAN_PREFILL
-            warning = None if is_kept else self._keep(entry, guard)
+            warning = None if is_kept else self.keep(entry, guard)
             if warning is NotStored.UNOWNED and identity.is_loose:
                 warning = None
             return self._publish(flight, entry, "computed", warning)
@@ -371,8 +359,12 @@ class TierStack:
         self._count(self._hits, "host")
         return self._host.lease_outside(flight.entry, "host", miss=None, warning=flight.warning)
 
-    def _keep(self, entry: Entry, guard: Guard | None) -> NotStored | None:
-        """Write an entry to disk, or say why not."""
+    def keep(self, entry: Entry, guard: Guard | None) -> NotStored | None:
+        """Write an entry that the disk has not (any more); the guard as in :meth:`load_or_prefill`.
+
+        Returns:
+            Why it was not kept, if it was not.
+        """
         if self._disk is None:
             return None if entry.is_finite() else NotStored.NON_FINITE
         try:

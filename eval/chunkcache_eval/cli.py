@@ -10,6 +10,7 @@ from chunkcache_api.cli.app import app
 from chunkcache_api.cli.app import main as run_app
 from chunkcache_eval.models.cli import register as register_models
 from chunkcache_eval.quality.cli import register as register_quality
+from chunkcache_eval.retrieval_cli import register as register_retrieval
 from chunkcache_eval.trace.cli import register as register_trace
 
 eval_app = typer.Typer(
@@ -19,6 +20,7 @@ app.add_typer(eval_app, name="eval")
 register_quality(eval_app)
 register_models(eval_app)
 register_trace(eval_app)
+register_retrieval(eval_app)
 
 
 @eval_app.callback()

@@ -1,6 +1,7 @@
-"""Keeps a vector index in step with a tenant's catalog. Knows when, not what is searched for.
+"""Keeps indexes in step with a tenant's catalog. Knows when, not what is searched for.
 
-The index is derived: it is built from the catalog, and compares generations before each use.
+They are derived: built from the catalog, with generations compared before each use. The index of
+words, where one is wanted, holds the same chunks as the vectors do, as of the same generation.
 Vectors are kept in the store, so that a restart embeds nothing again. A chunk's vectors, one per
 window, lie behind one another in one stored row ``[windows * dim]``; a chunk without a token has
 an empty one. They are stored under :func:`vectors_digest`, so vectors of another embedder are
@@ -16,6 +17,7 @@ from chunkcache.errors import StoreFullError, StoreReadOnlyError
 from chunkcache.identity import ChunkId, digest_fields
 from chunkcache_retriever.embedder import WINDOWS_VERSION, Embedder, Vectors, embed_all
 from chunkcache_retriever.index import ChunkIndex, vector_fault
+from chunkcache_retriever.word_index import WordIndex
 
 Location = tuple[str, int]
 """A document id and a chunk's index in that document."""
@@ -73,9 +75,11 @@ class CatalogIndex:
         catalog: The tenant's documents.
         embedder: Makes the vectors.
         on_embedded: Told during a long change how far it is.
+        words: An empty index to keep beside the vectors, if words are searched too.
 
     Attributes:
         index: The vectors.
+        words: The words, if wanted.
     """
 
     def __init__(
@@ -83,8 +87,10 @@ class CatalogIndex:
         catalog: Catalog,
         embedder: Embedder,
         on_embedded: OnEmbedded = lambda num_done, num_chunks: None,
+        words: WordIndex | None = None,
     ) -> None:
         self.index = ChunkIndex(embedder.dim)
+        self.words = words
         self._catalog = catalog
         self._embedder = embedder
         self._on_embedded = on_embedded
@@ -121,11 +127,18 @@ class CatalogIndex:
         gone = self.index.chunk_ids() - locations.keys()
         new = [c for c in locations if c not in self.index and c not in not_indexed]
         vectors: dict[ChunkId, Vectors] = {}
+        texts: dict[ChunkId, str] = {}
         num_loaded = num_embedded = num_unsaved = 0
         for start in range(0, len(new), _BATCH_CHUNKS):
             batch = new[start : start + _BATCH_CHUNKS]
             loaded = self._load(batch)
-            embedded = self._embed({c: locations[c][0] for c in batch if c not in loaded})
+            unread = batch if self.words is not None else [c for c in batch if c not in loaded]
+            read = self._texts({c: locations[c][0] for c in unread})
+            embedded = self._embed({c: text for c, text in read.items() if c not in loaded})
+            if self.words is not None:
+                # One that went meanwhile has a vector to load, and nothing to be found by.
+                loaded = {c: rows for c, rows in loaded.items() if c in read}
+                texts |= read
             num_unsaved += self._save(embedded)
             vectors |= loaded | embedded
             num_loaded += len(loaded)
@@ -135,6 +148,9 @@ class CatalogIndex:
         not_indexed |= self.index.update(
             {c: rows for c, rows in vectors.items() if len(rows)}, remove=gone
         )
+        if self.words is not None and (new or gone):
+            held = {c: text for c, text in texts.items() if c in self.index}
+            self.words.update(held, remove=gone)
         report = SyncReport(
             generation=generation,
             num_chunks=len(locations),
@@ -151,8 +167,8 @@ class CatalogIndex:
         stored = self._catalog.get_vectors(self._vectors_digest, chunk_ids)
         return {c: row.reshape(-1, self._embedder.dim) for c, row in stored.items()}
 
-    def _embed(self, places: Mapping[ChunkId, Location]) -> dict[ChunkId, Vectors]:
-        """Embed chunks; one that is not in its place any more is left to the next sync."""
+    def _texts(self, places: Mapping[ChunkId, Location]) -> dict[ChunkId, str]:
+        """Chunks' texts; one that is not in its place any more is left to the next sync."""
         documents = self._catalog.get_many({document_id for document_id, _ in places.values()})
         texts: dict[ChunkId, str] = {}
         for chunk_id, (document_id, index) in places.items():
@@ -160,6 +176,9 @@ class CatalogIndex:
             chunks = document.chunks if document else ()
             if document and index < len(chunks) and chunks[index].chunk_id == chunk_id:
                 texts[chunk_id] = document.chunk_text(chunks[index])
+        return texts
+
+    def _embed(self, texts: Mapping[ChunkId, str]) -> dict[ChunkId, Vectors]:
         return dict(zip(texts, embed_all(self._embedder, list(texts.values())), strict=True))
 
     def _save(self, vectors: Mapping[ChunkId, Vectors]) -> int:

@@ -18,6 +18,7 @@ from typing import Any
 
 import faiss
 import numpy as np
+import numpy.typing as npt
 
 from chunkcache.errors import InvalidValueError
 from chunkcache.identity import ChunkId
@@ -30,7 +31,8 @@ class ScoredChunk:
 
     Attributes:
         chunk_id: The chunk.
-        score: Cosine of the angle to its nearest vector, -1 to 1.
+        score: The more, the better; of a search by vectors the cosine of the angle to the chunk's
+            nearest one, -1 to 1.
     """
 
     chunk_id: ChunkId
@@ -128,12 +130,15 @@ class ChunkIndex:
             self._state = _State(vectors, ids, owners)
         return faults
 
-    def search(self, queries: Vectors, k: int) -> list[ScoredChunk]:
+    def search(
+        self, queries: Vectors, k: int, among: Iterable[ChunkId] | None = None
+    ) -> list[ScoredChunk]:
         """The nearest chunks, the best first; of equal ones, the smaller id.
 
         Args:
             queries: ``[n, dim]``; a chunk's score is its best one over all rows.
             k: At most so many chunks.
+            among: Only these; None is all.
 
         Raises:
             InvalidValueError: ``k`` is not positive, or a query is not finite, is zero or has
@@ -145,9 +150,13 @@ class ChunkIndex:
         if fault := vector_fault(queries):
             raise InvalidValueError(f"the query cannot be searched for: its {fault}", param="query")
         state = self._state
+        wanted = None
+        if among is not None:
+            ids = [i for chunk_id in among for i in state.ids.get(chunk_id, ())]
+            wanted = np.array(ids, dtype=np.int64)
         best: dict[ChunkId, float] = {}
         for row in _unit(queries):
-            for chunk_id, score in _nearest(state, row[None], k).items():
+            for chunk_id, score in _nearest(state, row[None], k, wanted).items():
                 best[chunk_id] = max(score, best.get(chunk_id, -1.0))
         ranked = sorted(best.items(), key=lambda item: (-item[1], item[0]))
         return [ScoredChunk(chunk_id, score) for chunk_id, score in ranked[:k]]
@@ -181,19 +190,25 @@ def _unit(rows: Vectors) -> Vectors:
     return (wide / np.linalg.norm(wide, axis=1, keepdims=True)).astype(np.float32)
 
 
-def _nearest(state: _State, row: Vectors, k: int) -> dict[ChunkId, float]:
+def _nearest(
+    state: _State, row: Vectors, k: int, wanted: npt.NDArray[np.int64] | None
+) -> dict[ChunkId, float]:
     """At least the ``k`` nearest chunks of one query, with all that tie with the last of them.
 
     Args:
         state: The index.
         row: ``[1, dim]``. One row at a time: more would go to BLAS, and its threads.
         k: Chunks wanted.
+        wanted: Numbers of the only vectors that count; None is all.
     """
-    total = state.vectors.ntotal
+    total = state.vectors.ntotal if wanted is None else len(wanted)
+    parameters = None
+    if wanted is not None:
+        parameters = faiss.SearchParameters(sel=faiss.IDSelectorBatch(wanted))
     num_asked = min(total, k + 1)
     while num_asked:
         with _one_thread():
-            scores, ids = state.vectors.search(row, num_asked)
+            scores, ids = state.vectors.search(row, num_asked, params=parameters)
         best: dict[ChunkId, float] = {}
         for score, i in zip(scores[0].tolist(), ids[0].tolist(), strict=True):
             best.setdefault(state.owners[i], min(max(score, -1.0), 1.0))

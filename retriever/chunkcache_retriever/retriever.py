@@ -1,23 +1,32 @@
 """From a question to the chunks that may hold its answer."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-import numpy as np
-
 from chunkcache.catalog import Catalog
+from chunkcache.catalog_values import DocumentInfo
 from chunkcache.documents import Document, canonical_text
 from chunkcache.errors import EmptyDocumentError, InvalidValueError
 from chunkcache.identity import ChunkId
 from chunkcache.planning import DocumentRef
-from chunkcache_retriever.catalog_index import CatalogIndex, CatalogView, Location, SyncReport
-from chunkcache_retriever.embedder import Embedder, Vectors, embed_long
+from chunkcache_retriever.catalog_index import (
+    CatalogIndex,
+    CatalogView,
+    Location,
+    OnEmbedded,
+    SyncReport,
+)
+from chunkcache_retriever.embedder import Embedder
 from chunkcache_retriever.index import ScoredChunk
+from chunkcache_retriever.metadata_filter import MetadataFilter
+from chunkcache_retriever.ranking import ChunkRanker, RankingKind, SearchedQuery
+from chunkcache_retriever.word_index import WordIndex
 
 MAX_TOP_K = 1_000
 
 _MAX_ATTEMPTS = 3
+_PAGE_DOCUMENTS = 1_000
 
 
 class CatalogOwner(Protocol):
@@ -37,7 +46,8 @@ class ChunkHit:
         chunk_id: Its chunk.
         document_id: A document that holds it.
         chunk_index: Which of that document's chunks it is.
-        score: Cosine of the angle between question and passage, -1 to 1.
+        score: The more, the better; how it is made is the ranking's matter (see
+            :data:`~chunkcache_retriever.ranking.RankingKind`).
         text: The passage: ``[start, end)`` of the document's text.
         start: First character.
         end: One past the last character.
@@ -55,7 +65,7 @@ class ChunkHit:
 
 
 class Retriever:
-    """Searches one tenant's documents by meaning. Safe to use from several threads.
+    """Searches one tenant's documents by meaning and words. Safe to use from several threads.
 
     The first search after a change of the documents embeds what is new; call :meth:`sync` after
     storing many documents, and no search has to wait for that. A forked child needs a retriever
@@ -64,12 +74,21 @@ class Retriever:
     Args:
         cache: Whose documents are searched.
         embedder: Embeds chunks and questions.
+        ranking: What passages are ranked by: both meaning and words, or one of them.
+        on_embedded: Told during a long change of the index how far it is.
     """
 
-    def __init__(self, cache: CatalogOwner, embedder: Embedder) -> None:
+    def __init__(
+        self,
+        cache: CatalogOwner,
+        embedder: Embedder,
+        ranking: RankingKind = "hybrid",
+        on_embedded: OnEmbedded = lambda num_done, num_chunks: None,
+    ) -> None:
         self._catalog = cache.catalog
-        self._embedder = embedder
-        self._index = CatalogIndex(cache.catalog, embedder)
+        words = None if ranking == "dense" else WordIndex()
+        self._index = CatalogIndex(cache.catalog, embedder, on_embedded, words)
+        self._ranker = ChunkRanker(embedder, self._index.index, words, ranking)
 
     def sync(self) -> SyncReport:
         """Bring the index up to date with the documents.
@@ -83,7 +102,9 @@ class Retriever:
         """
         return self._index.sync().report
 
-    def search(self, query: str, top_k: int = 5) -> list[ChunkHit]:
+    def search(
+        self, query: str, top_k: int = 5, filters: MetadataFilter | None = None
+    ) -> list[ChunkHit]:
         """The nearest passages, the best first.
 
         Passages that differ in white space alone are one passage. What was deleted or replaced
@@ -92,6 +113,7 @@ class Retriever:
         Args:
             query: The question, of any length.
             top_k: At most so many passages, 1 to 1000.
+            filters: Only passages of documents whose metadata match.
 
         Raises:
             InvalidValueError: The query holds no text, or ``top_k`` is out of range.
@@ -102,18 +124,18 @@ class Retriever:
         text = _checked_query(query)
         # The fork check: an embedder's locks and threads would hang where the store says why.
         self._catalog.generation()
-        rows = embed_long(self._embedder, text, is_query=True)
-        if not rows:
-            raise InvalidValueError("the query holds no text to embed", param="query")
-        vectors = np.stack(rows)
+        searched = self._ranker.prepare(text)
         hits: list[ChunkHit] = []
         for _ in range(_MAX_ATTEMPTS):
-            hits, is_current = self._passages(self._index.sync(), vectors, top_k)
+            view = self._index.sync()
+            hits, is_current = self._passages(view, searched, top_k, self._wanted(filters))
             if is_current:
                 break
         return hits
 
-    def retrieve(self, query: str, top_k: int = 5) -> tuple[DocumentRef, ...]:
+    def retrieve(
+        self, query: str, top_k: int = 5, filters: MetadataFilter | None = None
+    ) -> tuple[DocumentRef, ...]:
         """The nearest passages as parts of documents, ready for a prompt.
 
         Returns:
@@ -124,28 +146,47 @@ class Retriever:
             ChunkCacheError: As for :meth:`search`.
         """
         indexes: dict[str, list[int]] = {}
-        for hit in self.search(query, top_k):
+        for hit in self.search(query, top_k, filters):
             indexes.setdefault(hit.document_id, []).append(hit.chunk_index)
         return tuple(DocumentRef(d, tuple(sorted(found))) for d, found in indexes.items())
 
+    def _wanted(self, filters: MetadataFilter | None) -> frozenset[str] | None:
+        """Documents whose metadata match; None where all are wanted."""
+        if filters is None:
+            return None
+        return frozenset(
+            info.document_id
+            for info in _all_documents(self._catalog)
+            if filters.matches(info.metadata)
+        )
+
     def _passages(
-        self, view: CatalogView, vectors: Vectors, top_k: int
+        self,
+        view: CatalogView,
+        query: SearchedQuery,
+        top_k: int,
+        wanted: frozenset[str] | None,
     ) -> tuple[list[ChunkHit], bool]:
         """Distinct passages, and whether the documents still were as the view says."""
+        locations = view.locations
+        if wanted is not None:
+            kept = ((c, [p for p in at if p[0] in wanted]) for c, at in locations.items())
+            locations = {chunk_id: places for chunk_id, places in kept if places}
+        among = None if wanted is None else locations.keys()
         num_asked = top_k
         while True:
-            found = self._index.index.search(vectors, num_asked)
-            hits, is_current = self._resolve(view, found)
+            found = self._ranker.rank(query, num_asked, among)
+            hits, is_current = self._resolve(locations, found)
             passages = _distinct(hits)
             if len(passages) >= top_k or len(found) < num_asked or not is_current:
                 return passages[:top_k], is_current
             num_asked *= 2
 
     def _resolve(
-        self, view: CatalogView, found: Sequence[ScoredChunk]
+        self, locations: Mapping[ChunkId, Sequence[Location]], found: Sequence[ScoredChunk]
     ) -> tuple[list[ChunkHit], bool]:
         """Look chunks up in the documents as they are now; what is not there is left out."""
-        places = {s.chunk_id: view.locations.get(s.chunk_id, ()) for s in found}
+        places = {s.chunk_id: locations.get(s.chunk_id, ()) for s in found}
         documents = self._catalog.get_many({p[0][0] for p in places.values() if p})
         hits = [
             hit
@@ -153,6 +194,13 @@ class Retriever:
             if (hit := _hit(scored, places[scored.chunk_id], documents)) is not None
         ]
         return hits, len(hits) == len(found)
+
+
+def _all_documents(catalog: Catalog) -> Iterator[DocumentInfo]:
+    after: str | None = None
+    while page := catalog.list(after=after, limit=_PAGE_DOCUMENTS):
+        yield from page
+        after = page[-1].document_id
 
 
 def _hit(

@@ -248,7 +248,7 @@ class FirstDocuments:
     def __init__(self, cache: ChunkCache) -> None:
         self._cache = cache
 
-    def retrieve(self, query: str, top_k: int) -> Sequence[DocumentRef]:
+    def retrieve(self, query: str, top_k: int, filters: object = None) -> Sequence[DocumentRef]:
         if query == "fail":
             raise RuntimeError("/secret/path")
         return [DocumentRef(d.document_id, (0,)) for d in self._cache.list(limit=top_k)]

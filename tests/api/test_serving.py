@@ -169,7 +169,7 @@ def test_it_lives_during_retrieval(runtime: Runtime, serve: Serve, handbook: str
         def __init__(self, cache: ChunkCache) -> None:
             pass
 
-        def retrieve(self, query: str, top_k: int) -> Sequence[DocumentRef]:
+        def retrieve(self, query: str, top_k: int, filters: object = None) -> Sequence[DocumentRef]:
             begun.set()
             may_end.wait()
             return [DocumentRef(handbook)]

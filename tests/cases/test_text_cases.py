@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from chunkcache.documents import canonical_text
 from chunkcache.errors import EmptyDocumentError, InvalidValueError
 from chunkcache.planning import AskOptions
+from chunkcache.results import ItemFailure
 from chunkcache.text_files import TextFile, find_text_files
 
 Caches = Callable[..., Any]
@@ -150,7 +151,8 @@ def _read(data: bytes) -> Any:
     with tempfile.NamedTemporaryFile() as file:
         file.write(data)
         file.flush()
-        return TextFile("name", Path(file.name), "text").read()
+        read = TextFile("name", Path(file.name)).read()
+        return read if isinstance(read, ItemFailure) else read.text
 
 
 def test_I05_texts_that_look_alike(open_cache: Caches) -> None:

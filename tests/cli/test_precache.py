@@ -79,7 +79,7 @@ def test_bad_files_do_not_stop_the_others(cli, cli_json, write_documents) -> Non
         "060.txt": "unreadable",
         "070.txt": "not_a_file",
         "080.txt": "empty_document",
-        "090.txt": "invalid_encoding",
+        "090.txt": "binary",
     }
     if os.access(folder / "060.txt", os.R_OK):
         del expected["060.txt"]  # whoever runs this may read everything
@@ -122,7 +122,7 @@ def test_nothing_cached_is_a_failure_of_its_own(cli, cli_json, tmp_path: Path) -
     (folder / "empty.txt").unlink()
     result = cli("precache", folder)
     assert result.exit_code == 0
-    assert "no text files found" in result.stderr
+    assert "no files to cache found" in result.stderr
 
 
 def test_another_chunk_size_cuts_everything_again(

@@ -7,16 +7,17 @@ from pathlib import Path
 import pytest
 
 from chunkcache.results import ItemFailure
-from chunkcache.text_files import TextFile, find_text_files
+from chunkcache.text_files import TextFile, TextItem, find_text_files
 
 
 def _found(*paths: Path) -> dict[str, str]:
     """Id to text, or to the failure's code."""
     found = {}
     for item in find_text_files(paths):
+        assert not isinstance(item, TextItem)
         result = item if isinstance(item, ItemFailure) else item.read()
         name = item.item if isinstance(item, ItemFailure) else item.document_id
-        found[name] = result.code if isinstance(result, ItemFailure) else result
+        found[name] = result.code if isinstance(result, ItemFailure) else result.text
     return found
 
 
@@ -38,7 +39,7 @@ def test_folders_are_walked_in_order_and_suffixes_choose(tmp_path: Path) -> None
         (tmp_path / name).write_text("text")
     items = [i for i in find_text_files([tmp_path]) if isinstance(i, TextFile)]
     assert [i.document_id for i in items] == ["b/a.rst", "b/c/x.TXT", "z.md"]
-    assert [i.text_format for i in items] == ["text", "text", "markdown"]
+    assert [i.kind.text_format for i in items] == ["text", "text", "markdown"]
 
 
 def test_a_file_named_outright_is_read_whatever_its_suffix(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from chunkcache.catalog import Catalog
-from chunkcache.documents import Chunk, Document
+from chunkcache.documents import Chunk, Document, Metadata
 from chunkcache.identity import TenantNamespace, TokenizerDigest, chunk_id
 from chunkcache.store.environment import StoreEnvironment
 from chunkcache_retriever.retriever import Retriever
@@ -23,7 +23,13 @@ class Shelf:
 
     catalog: Catalog
 
-    def put(self, document_id: str, *passages: str, gap: str = "\n\n") -> Document:
+    def put(
+        self,
+        document_id: str,
+        *passages: str,
+        gap: str = "\n\n",
+        metadata: Metadata | None = None,
+    ) -> Document:
         """Store a document; the gap belongs to no chunk."""
         chunks, start = [], 0
         for passage in passages:
@@ -34,7 +40,7 @@ class Shelf:
         document = Document(
             document_id=document_id,
             text=gap.join(passages),
-            metadata={},
+            metadata=metadata or {},
             chunks=tuple(chunks),
             tokenizer=TOKENIZER,
             chunking="passages",

@@ -17,9 +17,9 @@ def num_vectors(env):
         return txn.num_entries(Database.VECTORS)
 
 
-def test_a_hit_says_where_its_text_is(shelf, retriever):
+def test_a_hit_says_where_its_text_is(shelf, embedder):
     document = shelf.put("d", "the red fox", "a blue whale", "the green frog")
-    hit = retriever.search("blue whale", 1)[0]
+    hit = Retriever(shelf, embedder, "dense").search("blue whale", 1)[0]
     assert (hit.document_id, hit.chunk_index, hit.text) == ("d", 1, "a blue whale")
     assert document.text[hit.start : hit.end] == hit.text
     assert hit.chunk_id == document.chunks[1].chunk_id
@@ -134,7 +134,7 @@ def test_another_embedder_has_its_own_vectors(shelf, env):
     first = FixedEmbedder(dim=64)
     assert Retriever(shelf, first).search("gamma", 1)[0].text == "gamma delta"
     for other in (FixedEmbedder(dim=128), FixedEmbedder(dim=64, name="other")):
-        retriever = Retriever(shelf, other)
+        retriever = Retriever(shelf, other, "dense")
         hit = retriever.search("gamma", 1)[0]
         assert (hit.text, hit.score > 0.6) == ("gamma delta", True)
         assert (retriever.sync().num_loaded, retriever.sync().num_embedded) == (0, 2)

@@ -1,5 +1,6 @@
 """``chunkcache ask``."""
 
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from chunkcache.planning import DocumentRef
     from chunkcache.results import Answer
     from chunkcache.streaming import StreamingAnswer
+    from chunkcache_retriever.metadata_filter import MetadataFilter
 
 HELP = help_text(
     """Ask a question over documents of the store.
@@ -47,6 +49,7 @@ HELP = help_text(
     'chunkcache ask "What is the PIN?" --doc handbook.md',
     'chunkcache ask "Which port is open?" --doc network.md --doc api.md --compare',
     'chunkcache ask "What is the PIN?" --top-k 4',
+    'chunkcache ask "New?" -k 4 --filter \'{"type":"gt","key":"year","value":9}\'',
     'chunkcache ask "What is the PIN?" --doc handbook.md --policy full --json',
 )
 
@@ -74,6 +77,15 @@ def ask(
         int | None,
         typer.Option("--top-k", "-k", min=1, help="Look up so many chunks instead of --doc."),
     ] = None,
+    filter_json: Annotated[
+        str | None,
+        typer.Option(
+            "--filter",
+            metavar="JSON",
+            help="With --top-k: only documents whose metadata match, for example "
+            '{"type": "eq", "key": "title", "value": "Handbook"}.',
+        ),
+    ] = None,
     policy: PolicyOption = None,
     ratio: RatioOption = None,
     max_tokens: Annotated[int, typer.Option(help="Largest number of answer tokens.")] = 64,
@@ -96,11 +108,14 @@ def ask(
     """Ask, print the answer, and say what it took."""
     if bool(document_ids) == (top_k is not None):
         raise typer.BadParameter("name documents with --doc, or have them looked up with --top-k")
+    if filter_json is not None and top_k is None:
+        raise typer.BadParameter("--filter is of a search: give --top-k with it")
     with reporting_errors(as_json=as_json):
         from chunkcache.engine.sampling import SamplingParams
         from chunkcache.fusion.policies.registry import PolicyOptions
         from chunkcache.planning import AskOptions
 
+        filters = _read_filter(filter_json)
         options = AskOptions(
             policy=policy,
             policy_options=PolicyOptions(recompute_ratio=ratio),
@@ -119,7 +134,7 @@ def ask(
             read_only=read_only,
         ) as opened:
             cache = opened.cache
-            documents = document_ids or _retrieve(cache, question, top_k or 0)
+            documents = document_ids or _retrieve(cache, question, top_k or 0, filters)
             with cache.stream(question, documents, options) as growing:
                 first_token_seconds = _write(growing, is_shown=not as_json)
                 answer = _verified(growing) if compare else growing.answer()
@@ -130,9 +145,24 @@ def ask(
         _explain(answer, process)
 
 
-def _retrieve(cache: "ChunkCache", question: str, top_k: int) -> "Sequence[DocumentRef]":
+def _retrieve(
+    cache: "ChunkCache", question: str, top_k: int, filters: "MetadataFilter | None"
+) -> "Sequence[DocumentRef]":
     with messages.status("looking up documents"):
-        return make_retriever(cache).retrieve(question, top_k)
+        return make_retriever(cache).retrieve(question, top_k, filters)
+
+
+def _read_filter(text: str | None) -> "MetadataFilter | None":
+    if text is None:
+        return None
+    from chunkcache.errors import InvalidValueError
+    from chunkcache_retriever.metadata_filter import parse_filter
+
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidValueError(f"--filter is not JSON: {error}", param="filter") from error
+    return parse_filter(value, param="filter")
 
 
 def _verified(growing: "StreamingAnswer") -> "Answer":

@@ -54,6 +54,11 @@ class PrecacheMeter:
         """Bytes of all items."""
         return self._bytes_until[-1]
 
+    @property
+    def prefilled_tokens(self) -> int:
+        """Tokens prefilled so far."""
+        return self._tokens
+
     def take(self, progress: "PrecacheProgress") -> None:
         """Take a report of the run."""
         self._now = self._clock()

@@ -9,6 +9,7 @@ from rich.text import Text
 from chunkcache_api.cli.console import printable
 
 if TYPE_CHECKING:
+    from chunkcache.precache_estimate import PrecacheEstimate
     from chunkcache.results import Answer, PrecacheSummary
 
 MAX_FAILURES_SHOWN = 50
@@ -143,7 +144,32 @@ def precache_table(summary: "PrecacheSummary") -> Table:
     return table
 
 
-def failure_lines(summary: "PrecacheSummary") -> Iterator[str]:
+def estimate_table(estimate: "PrecacheEstimate") -> Table:
+    """What a pre-caching run would take."""
+    table = _facts()
+    _fact(
+        table,
+        "documents",
+        f"{estimate.documents:,} readable, {len(estimate.failures):,} not; {estimate.chunks:,} "
+        f"chunks with {estimate.tokens:,} tokens",
+    )
+    _fact(
+        table,
+        "to prefill",
+        f"{estimate.new_chunks:,} chunks with {estimate.new_tokens:,} tokens; the rest is cached",
+    )
+    _fact(table, "size", f"{size(estimate.new_bytes)} of entries")
+    _fact(
+        table,
+        "time",
+        f"about {estimate.seconds:,.0f} s at {estimate.tokens_per_second:,.0f} tokens/s"
+        if estimate.new_tokens
+        else "none",
+    )
+    return table
+
+
+def failure_lines(summary: "PrecacheSummary | PrecacheEstimate") -> Iterator[str]:
     """Each item that failed, and why."""
     for failure in summary.failures[:MAX_FAILURES_SHOWN]:
         yield f"failed: {failure.item}: {failure.message} ({failure.code})"

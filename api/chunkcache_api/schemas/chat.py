@@ -11,9 +11,9 @@ from chunkcache_api.schemas.query import (
     FiniteFloat,
     GivenDocumentId,
     Name,
-    PromptText,
     ReuseOptions,
 )
+from chunkcache_api.schemas.query_text import PromptText
 
 MAX_MESSAGES: Final = 2_000
 MAX_PARTS: Final = 1_000

@@ -9,17 +9,15 @@ from chunkcache.engine.sampling import SamplingParams
 from chunkcache.errors import InvalidValueError
 from chunkcache.fusion.policies.registry import PolicyOptions
 from chunkcache.planning import AskOptions
+from chunkcache_api.schemas.query_text import PromptText
+from chunkcache_api.schemas.search import FilterObject, TopK
 
 DEFAULT_MAX_TOKENS = AskOptions().max_tokens
-MAX_TOP_K = 1_000
-MAX_PROMPT_TEXT_CHARS = 1 << 18
-"""Longer than any context; tokenising much more would hold up every other request."""
 
 FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
 SmallInt = Annotated[int, Field(ge=0, le=1 << 31)]
 Name = Annotated[str, Field(max_length=200)]
 """Short enough to be quoted in an error's message."""
-PromptText = Annotated[str, Field(max_length=MAX_PROMPT_TEXT_CHARS)]
 GivenDocumentId = Annotated[str, Field(max_length=MAX_DOCUMENT_ID_CHARS)]
 
 
@@ -70,8 +68,10 @@ class QueryRequest(BaseModel):
     """The question."""
     document_ids: Annotated[list[GivenDocumentId], Field(fail_fast=True)] | None = None
     """The documents, in the order they should stand in the prompt; or give ``top_k``."""
-    top_k: Annotated[int, Field(ge=1, le=MAX_TOP_K)] | None = None
+    top_k: TopK | None = None
     """How many chunks to retrieve for the question, instead of ``document_ids``."""
+    filters: FilterObject | None = None
+    """Retrieve from documents alone whose metadata match."""
     model: Name | None = None
     """Must be the served model's name, if given."""
     system: PromptText | None = None
@@ -93,6 +93,10 @@ class QueryRequest(BaseModel):
     def _check_together(self) -> "QueryRequest":
         if (self.document_ids is None) == (self.top_k is None):
             raise InvalidValueError("give either document_ids or top_k", param="document_ids")
+        if self.filters is not None and self.top_k is None:
+            raise InvalidValueError(
+                "filters are of a search: give top_k with them", param="filters"
+            )
         if self.stream and self.chunkcache.dry_run:
             raise InvalidValueError("a dry run cannot be streamed", param="stream")
         return self

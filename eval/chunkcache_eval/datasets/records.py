@@ -1,6 +1,7 @@
 """Question sets in the project's record form: one JSON object per line.
 
-``{"id", "question", "answers": [...], "chunks": [{"id", "text"}, ...], "source", "meta": {...}}``;
+``{"id", "question", "answers": [...], "chunks": [{"id", "text"}, ...], "gold_chunk_ids": [...],
+"source", "meta": {...}}``;
 other fields are left alone, and all from "answers" on but "chunks" may be missing. Knows nothing
 of models.
 """
@@ -40,6 +41,7 @@ class Question:
         passages: Context in prompt order.
         task: What kind of question it is; empty where the file doesn't say.
         needs_all_answers: Whether a right answer names all of ``answers``, not one of them.
+        gold_passage_ids: Passages that hold the answer; none where nobody knows them.
     """
 
     question_id: str
@@ -48,6 +50,7 @@ class Question:
     passages: tuple[Passage, ...]
     task: str = ""
     needs_all_answers: bool = False
+    gold_passage_ids: tuple[str, ...] = ()
 
 
 def read_questions(path: Path, on_broken: OnBroken | None = None) -> list[Question]:
@@ -148,6 +151,7 @@ def parse_record(record: dict[str, Any]) -> Question:
         passages=tuple(Passage(str(c["id"]), text_field(c, "text")) for c in chunks),
         task=str(meta.get("task") or record.get("source") or ""),
         needs_all_answers=meta.get("answer_mode") == "all",
+        gold_passage_ids=text_list(record, "gold_chunk_ids"),
     )
 
 
@@ -182,8 +186,8 @@ def _reason(error: Exception) -> str:
     return f"it has no field {error}" if isinstance(error, KeyError) else str(error)
 
 
-def demo_questions() -> list[Question]:
-    """The demo corpus's questions over three documents each: short prompts that need no file."""
+def demo_questions(num_documents: int = 3) -> list[Question]:
+    """The demo corpus's questions over a few documents each: short prompts that need no file."""
     folder = files("chunkcache_api") / "demo_corpus"
     records = json.loads((folder / "questions.json").read_text(encoding="utf-8"))["questions"]
 
@@ -196,7 +200,8 @@ def demo_questions() -> list[Question]:
             question_id=f"demo-{index}",
             question=record["question"],
             answers=tuple(record["answers"]),
-            passages=tuple(passages(record["document_ids"][:3])),
+            passages=tuple(passages(record["document_ids"][:num_documents])),
+            gold_passage_ids=tuple(record["gold_document_ids"]),
         )
         for index, record in enumerate(records)
     ]

@@ -1,0 +1,76 @@
+"""``chunkcache eval retrieval``."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from chunkcache_api.cli.console import print_json, reporting_errors, results, say
+from chunkcache_api.cli.help_text import help_text
+from chunkcache_api.cli.options import JsonOption
+
+if TYPE_CHECKING:
+    from chunkcache_eval.retrieval import RetrievalReport
+
+HELP = help_text(
+    """Measure how often retrieval finds a question's own passages among its first five.
+
+    By meaning alone (dense), by words alone (bm25), and by both fused (hybrid, the default of every
+    search). Data files hold one JSON object per line; questions whose gold_chunk_ids name some of
+    their chunks count. All their chunks together are the corpus. Without a file, the demo corpus
+    is used.""",
+    "chunkcache eval retrieval --data questions.jsonl",
+    "chunkcache eval retrieval --data a.jsonl --data b.jsonl --limit 50 --json",
+)
+
+_DEMO_DOCUMENTS = 6
+"""All that a question of the demo corpus comes with; its gold one is among them."""
+
+
+def register(eval_app: typer.Typer) -> None:
+    """Add the command."""
+    eval_app.command("retrieval", help=HELP)(retrieval)
+
+
+def retrieval(
+    data: Annotated[
+        list[Path] | None,
+        typer.Option(help="A question set (JSONL); repeat for more.", show_default="demo corpus"),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Questions per file.", show_default="all")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure recall at five."""
+    with reporting_errors(as_json=as_json):
+        from chunkcache_eval.datasets.records import demo_questions, read_questions
+        from chunkcache_eval.retrieval import QuestionSet, measure_retrieval
+        from chunkcache_retriever.minilm import MiniLmEmbedder
+
+        sets = [QuestionSet(path.name, read_questions(path)) for path in data or []]
+        report = measure_retrieval(
+            sets or [QuestionSet("demo", demo_questions(_DEMO_DOCUMENTS))],
+            MiniLmEmbedder(),
+            limit=limit,
+            progress=say,
+        )
+    if as_json:
+        print_json(report.to_dict())
+    else:
+        results.print(_table(report))
+
+
+def _table(report: "RetrievalReport") -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("questions")
+    table.add_column("number", justify="right")
+    for kind in report.recall:
+        table.add_column(f"{kind} recall@5", justify="right")
+    for name, values in report.by_set.items():
+        shown = [f"{value:.3f}" for value in values.values()]
+        table.add_row(name, f"{report.num_questions[name]:,}", *shown)
+    total = sum(report.num_questions.values())
+    table.add_row("all", f"{total:,}", *(f"{value:.3f}" for value in report.recall.values()))
+    return table
