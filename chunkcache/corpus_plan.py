@@ -18,9 +18,10 @@ from chunkcache.entry import Entry
 from chunkcache.errors import ChunkCacheError, InvalidValueError
 from chunkcache.identity import EntryIdentity, ModelDigest, TenantNamespace
 from chunkcache.model.spec import ModelSpec
+from chunkcache.results import ItemFailure
 from chunkcache.splitting import DocumentSplitter
 from chunkcache.store.entry_format import decode_entry, encode_entry
-from chunkcache.text_files import TextFile
+from chunkcache.text_files import TextFile, TextItem
 
 _PAGE_BYTES: Final = 4096
 _NUM_READS: Final = 5
@@ -103,22 +104,20 @@ class CorpusMeter:
         self._num_tokens_of: dict[bytes, int] = {}
         self._num_documents = self._num_unreadable = 0
 
-    def add(self, file: TextFile) -> None:
-        """Count a file; a chunk that was met before costs nothing."""
-        text = file.read()
+    def add(self, item: TextFile | TextItem | ItemFailure) -> None:
+        """Count a document; a chunk that was met before costs nothing."""
+        document = item.read() if isinstance(item, TextFile) else item
+        if isinstance(document, ItemFailure):
+            self._num_unreadable += 1
+            return
         try:
-            if not isinstance(text, str):
-                raise InvalidValueError(text.message)
-            chunks = self._splitter.split(canonical_text(text), _NAMESPACE, file.text_format)
+            text = canonical_text(document.text)
+            chunks = self._splitter.split(text, _NAMESPACE, document.text_format)
         except ChunkCacheError:
             self._num_unreadable += 1
             return
         self._num_documents += 1
         self._num_tokens_of |= {chunk.chunk_id: len(chunk.token_ids) for chunk in chunks}
-
-    def add_unreadable(self) -> None:
-        """Count what could not be found."""
-        self._num_unreadable += 1
 
     def size(self) -> CorpusSize:
         """What was counted."""

@@ -119,9 +119,10 @@ def _read_plain(data: bytes) -> ReadText | ReadFault:
     return text if isinstance(text, ReadFault) else ReadText(text)
 
 
+PLAIN_TEXT = FileKind("text", _read_plain)
 PLAIN_KINDS: FileKinds = {
-    ".txt": FileKind("text", _read_plain),
-    ".rst": FileKind("text", _read_plain),
+    ".txt": PLAIN_TEXT,
+    ".rst": PLAIN_TEXT,
     ".md": FileKind("markdown", _read_plain),
     ".markdown": FileKind("markdown", _read_plain),
 }

@@ -13,7 +13,14 @@ from pathlib import Path
 from blake3 import blake3
 
 from chunkcache.documents import Metadata
-from chunkcache.file_kinds import PLAIN_KINDS, FileKind, FileKinds, ReadFault, RowFileKind
+from chunkcache.file_kinds import (
+    PLAIN_KINDS,
+    PLAIN_TEXT,
+    FileKind,
+    FileKinds,
+    ReadFault,
+    RowFileKind,
+)
 from chunkcache.results import ItemFailure
 from chunkcache.splitting import TextFormat
 
@@ -48,7 +55,7 @@ class TextFile:
 
     document_id: str
     path: Path
-    kind: FileKind = PLAIN_KINDS[".txt"]
+    kind: FileKind = PLAIN_TEXT
     metadata: Metadata = field(default_factory=dict)
 
     def read(self) -> TextItem | ItemFailure:

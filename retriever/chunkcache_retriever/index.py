@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import faiss
 import numpy as np
@@ -204,7 +204,8 @@ def _nearest(
     total = state.vectors.ntotal if wanted is None else len(wanted)
     parameters = None
     if wanted is not None:
-        parameters = faiss.SearchParameters(sel=faiss.IDSelectorBatch(wanted))
+        # The library adds the parameter when it is imported, which no type checker sees.
+        parameters = cast(Any, faiss.SearchParameters)(sel=faiss.IDSelectorBatch(wanted))
     num_asked = min(total, k + 1)
     while num_asked:
         with _one_thread():

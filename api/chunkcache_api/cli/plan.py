@@ -92,16 +92,14 @@ def _assumed(num_tokens: int, chunk_tokens: int) -> "CorpusSize":
 def _counted(paths: list[Path], outline: "ModelOutline", chunk_tokens: int) -> "CorpusSize":
     from chunkcache.corpus_plan import CorpusMeter
     from chunkcache.splitting import DocumentSplitter
-    from chunkcache.text_files import TextFile, find_text_files
+    from chunkcache.text_files import find_text_files
     from chunkcache_api.cli.opening import progress_lines
+    from chunkcache_retriever.file_readers import file_kinds
 
     meter = CorpusMeter(DocumentSplitter(outline.tokenizer, chunk_tokens))
     with progress_lines("counting tokens"):
-        for item in find_text_files(paths):
-            if isinstance(item, TextFile):
-                meter.add(item)
-            else:
-                meter.add_unreadable()
+        for item in find_text_files(paths, file_kinds()):
+            meter.add(item)
     return meter.size()
 
 
