@@ -26,7 +26,7 @@ TenantNamespace = NewType("TenantNamespace", bytes)
 TokenizerDigest = NewType("TokenizerDigest", bytes)
 """32 bytes over the tokenizer's full serialised definition."""
 
-ENTRY_FORMAT_VERSION = 1
+ENTRY_FORMAT_VERSION = 2
 """Part of every entry key: raised when the meaning of stored bytes changes."""
 
 DIGEST_BYTES = 32

@@ -17,7 +17,7 @@ def _ask(cache: Any, names: list[str], **options: Any) -> Any:
     return cache.stream(QUESTION, names, AskOptions(max_tokens=12, **options)).finished()
 
 
-@pytest.mark.parametrize("codec", ["raw", "bf16"])
+@pytest.mark.parametrize("codec", ["raw", "bf16", "int8", "fp8"])
 @pytest.mark.parametrize("policy", ["none", "hybrid", "deviation", "shift"])
 def test_cold_host_disk_and_restart_give_the_same_bits(
     open_cache: Callable[..., Any],

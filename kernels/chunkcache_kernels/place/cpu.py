@@ -18,7 +18,8 @@ from chunkcache_kernels.paged import Span, clip, flat_slots, spans_of
 from chunkcache_kernels.quantised import Scales
 from chunkcache_kernels.rotate import rotate_into
 
-BLOCK_ELEMENTS = 1 << 18
+BLOCK_ELEMENTS = 1 << 19
+"""Elements of a block: below, the calls cost more than the work; above, the cache is too small."""
 MIN_RUN_TOKENS = 4
 E4M3_AS_HALF = 2.0**8
 """How much smaller a number is whose e4m3 bits stand at their places in an fp16 number: the two
@@ -49,9 +50,13 @@ class _Target:
                 rows[:, span.start - first : span.end - first]
             )
 
+    def is_view(self, pages: Tensor) -> bool:
+        """Whether results can be computed where they are to lie."""
+        return self.spans is not None and len(self.spans) == 1 and pages.dtype == torch.float32
+
     def view(self, pages: Tensor, tokens: slice) -> Tensor | None:
-        """The tokens' slots as one fp32 view ``[l, n, Hkv, D]`` to compute into, if they are one."""
-        if self.spans is None or len(self.spans) > 1 or pages.dtype != torch.float32:
+        """The tokens' slots ``[l, n, Hkv, D]`` to compute into, if that can be."""
+        if self.spans is None or not self.is_view(pages):
             return None
         start = self.spans[0].first_slot
         return pages[:, start + tokens.start : start + tokens.stop]
@@ -83,7 +88,9 @@ def place_cpu(
     block_tokens = min(num_tokens, block_tokens)
     block_layers = max(1, BLOCK_ELEMENTS // (block_tokens * num_heads * head_dim))
     shape = (min(block_layers, num_layers), block_tokens, num_heads, head_dim)
-    scratch = torch.empty(2, *shape)
+    scratch = torch.empty(shape)
+    # Where the pages are one fp32 run of slots, results are computed into them.
+    results = scratch if target.is_view(k_slots) else torch.empty(shape)
     rotations = {row for row in rope_table if row >= 0}
 
     if scales is None:
@@ -94,7 +101,8 @@ def place_cpu(
         tokens = slice(first, min(first + block_tokens, num_tokens))
         angles = {row: _angles_of_heads(cos, sin, row, tokens, num_heads) for row in rotations}
         for layers, row in _layer_blocks(rope_table, block_layers):
-            wide, rotated = scratch[:, : layers.stop - layers.start, : tokens.stop - tokens.start]
+            block = slice(layers.stop - layers.start), slice(tokens.stop - tokens.start)
+            wide, rotated = scratch[block], results[block]
             keys = k[layers, tokens]
             if scales is not None:
                 _widen(wide, v[layers, tokens])
