@@ -7,6 +7,7 @@
 Every part begins at a multiple of 16 bytes, so that it can be read where it lies.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,18 +27,15 @@ class Part:
 
     Attributes:
         start: First byte, from the start of the layer.
+        end: One past its last byte.
         shape: Its axes within the layer.
         dtype: Its element type.
     """
 
     start: int
+    end: int
     shape: tuple[int, ...]
     dtype: torch.dtype
-
-    @property
-    def end(self) -> int:
-        """One past its last byte."""
-        return self.start + int(np.prod(self.shape)) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -46,11 +44,13 @@ class PayloadLayout:
 
     Attributes:
         num_layers: Layers, one behind the other.
+        layer_bytes: Bytes from one to the next.
         group_tokens: Tokens whose keys share scales; None without scales.
         parts: K and V ``[T, Hkv, D]``; with scales also ``[G, Hkv, D]`` and ``[T, Hkv]``.
     """
 
     num_layers: int
+    layer_bytes: int
     group_tokens: int | None
     parts: tuple[Part, ...]
 
@@ -65,15 +65,12 @@ class PayloadLayout:
             wanted += [((num_groups, num_kv_heads, head_dim), torch.float32)]
             wanted += [((num_tokens, num_kv_heads), torch.float32)]
         parts: list[Part] = []
+        start = 0
         for axes, dtype in wanted:
-            start = _aligned(parts[-1].end) if parts else 0
-            parts.append(Part(start, axes, dtype))
-        return cls(num_layers, codec.group_tokens, tuple(parts))
-
-    @property
-    def layer_bytes(self) -> int:
-        """Bytes from one layer to the next."""
-        return _aligned(self.parts[-1].end)
+            end = start + math.prod(axes) * dtype.itemsize
+            parts.append(Part(start, end, axes, dtype))
+            start = -(-end // PART_ALIGNMENT_BYTES) * PART_ALIGNMENT_BYTES
+        return cls(num_layers, start, codec.group_tokens, tuple(parts))
 
     @property
     def num_bytes(self) -> int:
@@ -128,10 +125,6 @@ class _Unowned:
         self._array = array
         interface = array.__array_interface__
         self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
-
-
-def _aligned(num_bytes: int) -> int:
-    return -(-num_bytes // PART_ALIGNMENT_BYTES) * PART_ALIGNMENT_BYTES
 
 
 def _tensors(entry: Entry) -> list[torch.Tensor]:
