@@ -102,12 +102,21 @@ class PayloadLayout:
         Returns:
             Tensors as of :meth:`allocate`, strided; None where the memory is not aligned for them.
         """
-        if payload.ctypes.data % PART_ALIGNMENT_BYTES:
+        if payload.__array_interface__["data"][0] % PART_ALIGNMENT_BYTES:
             return None
-        base = torch.from_numpy(np.asarray(_Unowned(payload)))
-        return [
-            base[:, p.start : p.end].view(p.dtype).unflatten(1, p.shape) for p in self.parts
-        ]
+        memory = torch.from_numpy(np.asarray(_Unowned(payload))).view(-1)
+        views: list[torch.Tensor] = []
+        for part in self.parts:
+            item_bytes = part.dtype.itemsize
+            strides = [math.prod(part.shape[axis + 1 :]) for axis in range(len(part.shape))]
+            views.append(
+                memory.view(part.dtype).as_strided(
+                    (self.num_layers, *part.shape),
+                    (self.layer_bytes // item_bytes, *strides),
+                    part.start // item_bytes,
+                )
+            )
+        return views
 
     def entry(self, identity: EntryIdentity, tensors: list[torch.Tensor]) -> Entry:
         """An entry of tensors as of :meth:`allocate`."""

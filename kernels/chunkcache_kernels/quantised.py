@@ -51,7 +51,9 @@ class Scales:
         return self.k.nbytes + self.v.nbytes
 
     def to(self, device: torch.device) -> "Scales":
-        """The same on another device."""
+        """The same on a device; itself where it is there."""
+        if self.k.device == device:
+            return self
         return Scales(self.k.to(device), self.v.to(device), self.group_tokens)
 
 

@@ -155,7 +155,8 @@ def _scale_keys(wide: Tensor, scales: Scales, layers: slice, tokens: slice) -> N
     first = tokens.start // group_tokens
     factors = scales.k[layers, first : first + num_full + (num_rest > 0)]
     if num_full:
-        whole = wide[:, : num_full * group_tokens].unflatten(1, (num_full, group_tokens))
+        whole = wide[:, : num_full * group_tokens]
+        whole = whole.view(-1, num_full, group_tokens, *wide.shape[2:])
         whole.mul_(factors[:, :num_full, None])
     if num_rest:
         wide[:, num_full * group_tokens :].mul_(factors[:, num_full:])
