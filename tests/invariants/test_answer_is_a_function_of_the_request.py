@@ -1,8 +1,8 @@
 """Invariant 4: the same request gives the same bits, wherever its entries come from."""
 
 from collections.abc import Callable
-from itertools import combinations
 from functools import partial
+from itertools import combinations
 from typing import Any
 
 import pytest

@@ -24,8 +24,9 @@ SHAPE = {"HEAD_DIM": 128, "BLOCK_DIM": 128}
 SPLIT = {"SPLIT_TOKENS": 512, "TILE_TOKENS": 64}
 
 
-
-def _place(stored: str, group_tokens: int, *, interleaved: bool = False, rotary_dims: int = 128) -> Any:
+def _place(
+    stored: str, group_tokens: int, *, interleaved: bool = False, rotary_dims: int = 128
+) -> Any:
     return (
         place_kernel,
         {

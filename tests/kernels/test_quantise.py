@@ -87,7 +87,9 @@ def test_no_number_is_further_off_than_half_a_step_of_its_group(
         scales.v.double(), v.double().abs().amax(dim=-1) / LARGEST[dtype], rtol=2**-23, atol=2e-45
     )
     number = v_stored.double() * scales.v[..., None].double()
-    assert ((number - v.double()).abs() <= _error_bound(v.double(), scales.v[..., None], dtype)).all()
+    assert (
+        (number - v.double()).abs() <= _error_bound(v.double(), scales.v[..., None], dtype)
+    ).all()
     for widened, stored in zip(dequantise(k_stored, v_stored, scales), (k, v), strict=True):
         assert widened.shape == stored.shape
         assert widened.isfinite().all()

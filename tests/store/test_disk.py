@@ -249,9 +249,7 @@ def test_one_store_holds_entries_of_every_codec(env, tier, make_entry):
             assert decode_header(txn.get(Database.ENTRIES, entry.key)).codec == name
         assert tier.get(entry.identity).k.dtype == CODECS[name].dtype
     env.update(
-        lambda txn: txn.put(
-            Database.ENTRIES, entries["int8"].key, encode_entry(entries["fp8"])
-        )
+        lambda txn: txn.put(Database.ENTRIES, entries["int8"].key, encode_entry(entries["fp8"]))
     )
     assert tier.get(entries["int8"].identity) is MissReason.CODEC_MISMATCH
 

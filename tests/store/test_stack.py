@@ -321,9 +321,7 @@ def test_many_threads_are_lent_the_same_entry(env, make_entry):
     stack = TierStack(HostTier(0), DiskTier(env))
 
     def read() -> bool:
-        with stack.load_or_prefill(
-            entry.identity, ScriptedPrefill(entry), may_lend=True
-        ) as lease:
+        with stack.load_or_prefill(entry.identity, ScriptedPrefill(entry), may_lend=True) as lease:
             return torch.equal(lease.entry.k, entry.k)
 
     assert in_threads(8, read) == [True] * 8
