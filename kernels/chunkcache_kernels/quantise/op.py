@@ -17,8 +17,8 @@ def quantise(
     A scale is the largest magnitude of its group over the largest of the type; elements are
     rounded to nearest, ties to even. int8 is then within half a scale of the number it stands for;
     e4m3 within 1/16 of it (or, close to zero, within 2**-10 scales). A group of zeros has scale 0.
-    A group that holds NaN has scale NaN, one that holds an infinity has scale infinity, so that
-    looking at the scales tells whether the source was finite. Changes none of its arguments.
+    A group that holds NaN or an infinity has a scale that is not finite, so that looking at the
+    scales tells whether the source was. Changes none of its arguments.
 
     Floor: reads every element once (its group's tile stays in registers) and writes it once.
 
