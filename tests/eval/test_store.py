@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from chunkcache.errors import InvalidValueError
 from chunkcache.settings import Settings
 from chunkcache_eval.cli import app
-from chunkcache_eval.datasets.records import demo_questions
+from chunkcache_eval.datasets.records import Passage, Question
 from chunkcache_eval.quality.measure import AnswerLengths
 from chunkcache_eval.quality.outcome import Outcome
 from chunkcache_eval.quality.question_set import QuestionSet
@@ -19,6 +19,15 @@ from chunkcache_eval.store.fidelity import compare_codecs, measure_fidelity
 from chunkcache_eval.store.loads import measure_loads
 from chunkcache_eval.store.table import print_fidelity, print_loads
 
+QUESTION = Question(
+    "q1",
+    "Who keeps the key?",
+    ("the baker",),
+    (
+        Passage("p1", "The key is kept by the baker. The door code is 4017."),
+        Passage("p2", "The bridge was built in 1902 over the river Alm."),
+    ),
+)
 ModelDirs = Callable[..., Path]
 
 OUTCOME = Outcome(
@@ -90,7 +99,7 @@ def test_codecs_are_compared_question_by_question() -> None:
 def test_a_run_measures_each_codec_once_and_goes_on_where_it_was(
     settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sets = [QuestionSet("demo", "x", tuple(demo_questions()[:1]))]
+    sets = [QuestionSet("two passages", "digest", (QUESTION,))]
     alone = settings.model_copy(update={"preparation": "alone"})
     lines: list[str] = []
 

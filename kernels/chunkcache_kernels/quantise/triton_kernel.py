@@ -34,13 +34,12 @@ def quantised(x, scale, LARGEST: tl.constexpr, IS_INT: tl.constexpr):
 
 
 @triton.jit
-def scale_of(peak, zeros, LARGEST: tl.constexpr):
+def scale_of(peak, holes, LARGEST: tl.constexpr):
     """The scale of groups whose largest magnitudes are ``peak``.
 
-    ``zeros`` are sums of the groups' elements times 0: NaN where one of them is not finite, which a
-    maximum alone would lose.
+    ``holes`` is 0, and NaN for a group that holds NaN, which a maximum alone would lose.
     """
-    whole = tl.maximum(peak, zeros, propagate_nan=tl.PropagateNan.ALL)
+    whole = tl.maximum(peak, holes, propagate_nan=tl.PropagateNan.ALL)
     return tl.div_rn(whole, tl.zeros_like(whole) + LARGEST)
 
 
@@ -73,7 +72,8 @@ def quantise_keys_kernel(
     source = (channel // HEAD_DIM) * k_stride_h + channel % HEAD_DIM
     rows = layer * k_stride_l + token * k_stride_t
     x = tl.load(k_ptr + rows[:, None] + source[None, :], mask=live, other=0.0).to(tl.float32)
-    scale = scale_of(tl.max(tl.abs(x), axis=0), tl.sum(x * 0.0, axis=0), LARGEST)
+    holes = tl.sum(tl.where(x == x, 0.0, float("nan")), axis=0)
+    scale = scale_of(tl.max(tl.abs(x), axis=0), holes, LARGEST)
     out = quantised(x, scale[None, :], LARGEST, IS_INT).to(out_ptr.dtype.element_ty)
     out_rows = (layer * num_tokens + token) * NUM_CHANNELS
     tl.store(out_ptr + out_rows[:, None] + channel[None, :], out, mask=live)
@@ -105,7 +105,8 @@ def quantise_values_kernel(
     live = (token < num_tokens)[:, None] & (dims < HEAD_DIM)[None, :]
     source = layer * v_stride_l + token * v_stride_t + (rows % NUM_HEADS) * v_stride_h
     x = tl.load(v_ptr + source[:, None] + dims[None, :], mask=live, other=0.0).to(tl.float32)
-    scale = scale_of(tl.max(tl.abs(x), axis=1), tl.sum(x * 0.0, axis=1), LARGEST)
+    holes = tl.sum(tl.where(x == x, 0.0, float("nan")), axis=1)
+    scale = scale_of(tl.max(tl.abs(x), axis=1), holes, LARGEST)
     out = quantised(x, scale[:, None], LARGEST, IS_INT).to(out_ptr.dtype.element_ty)
     out_rows = layer * num_tokens * NUM_HEADS + rows
     tl.store(out_ptr + (out_rows * HEAD_DIM)[:, None] + dims[None, :], out, mask=live)
