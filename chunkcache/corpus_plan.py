@@ -12,9 +12,9 @@ from typing import Any, Final
 
 import torch
 
-from chunkcache.codecs import CODECS, Codec, codec_by_name
+from chunkcache.codecs import CODECS, Codec, LayerEncoder, codec_by_name
 from chunkcache.documents import canonical_text
-from chunkcache.entry import Entry
+from chunkcache.entry import Entry, EntryShape
 from chunkcache.errors import ChunkCacheError, InvalidValueError
 from chunkcache.identity import EntryIdentity, ModelDigest, TenantNamespace
 from chunkcache.model.spec import ModelSpec
@@ -194,9 +194,12 @@ def _measure(spec: ModelSpec, codec: Codec, num_tokens: int) -> tuple[int, float
     identity = EntryIdentity(
         ModelDigest(bytes(32)), _NAMESPACE, "alone", (), codec.name, (1 << 16,) * num_tokens
     )
-    shape = (spec.num_layers, num_tokens, spec.num_kv_heads, spec.head_dim)
-    k = torch.zeros(shape, dtype=codec.dtype)
-    entry = Entry(identity, identity.key(), k, k)
+    shape = EntryShape(spec.num_layers, num_tokens, spec.num_kv_heads, spec.head_dim)
+    encoder = LayerEncoder(codec, shape)
+    zeros = torch.zeros(shape.axes[1:])
+    for layer in range(shape.num_layers):
+        encoder.write(layer, zeros, zeros)
+    entry = Entry(identity, identity.key(), encoder.k, encoder.v, encoder.scales)
     stored = memoryview(encode_entry(entry))
     seconds = min(_timed(lambda: decode_entry(stored, identity)) for _ in range(_NUM_READS))
     return len(stored) - entry.num_bytes, entry.num_bytes / seconds

@@ -6,8 +6,11 @@ facts that others supply into bytes.
 """
 
 import hmac
+import struct
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from hashlib import sha256
 from typing import NewType, SupportsIndex
 
@@ -26,7 +29,7 @@ TenantNamespace = NewType("TenantNamespace", bytes)
 TokenizerDigest = NewType("TokenizerDigest", bytes)
 """32 bytes over the tokenizer's full serialised definition."""
 
-ENTRY_FORMAT_VERSION = 1
+ENTRY_FORMAT_VERSION = 2
 """Part of every entry key: raised when the meaning of stored bytes changes."""
 
 DIGEST_BYTES = 32
@@ -84,6 +87,10 @@ def encode_token_ids(token_ids: Sequence[SupportsIndex]) -> bytes:
     Raises:
         InvalidValueError: An id is a boolean, not an integer, negative, or 2**32 or more.
     """
+    if set(map(type, token_ids)) == {int}:
+        # A key is made at every lookup: one call for all ids takes a tenth of one for each.
+        with suppress(struct.error):
+            return struct.pack(f"<{len(token_ids)}I", *token_ids)
     out = bytearray()
     for token_id in token_ids:
         if isinstance(token_id, bool) or str(getattr(token_id, "dtype", "")).endswith("bool"):
@@ -204,7 +211,11 @@ class EntryIdentity:
         return len(self.token_ids) + (len(self.prefix_ids) if self.behind else 0)
 
     def key(self) -> ChunkKey:
-        """The entry's key."""
+        """The entry's key, made once: every layer of the store asks for it at each lookup."""
+        return self._key
+
+    @cached_property
+    def _key(self) -> ChunkKey:
         return ChunkKey(
             digest_fields(
                 "entry",

@@ -262,6 +262,7 @@ class Runtime:
             lambda: self._compute(identity)[0],
             guard=self._guard(identity),
             waits=False,
+            may_lend=True,  # a fusion that prefills what is missing places each entry at once
         )
 
     def _compute(self, identity: EntryIdentity) -> tuple[Entry, int]:

@@ -56,8 +56,9 @@ class Settings(BaseSettings):
     """Share of the RAM tier that pins may hold."""
     template_tier_bytes: int = Field(default=256 << 20, ge=0)
     """Bytes of RAM for entries of prompt openings and other template text."""
-    codec: Literal["raw", "bf16", "raw32", "raw16"] = "bf16"
-    """How keys and values are stored: ``raw`` is the compute dtype, ``bf16`` halves float32."""
+    codec: Literal["raw", "bf16", "int8", "fp8", "raw32", "raw16"] = "bf16"
+    """How keys and values are stored: ``raw`` is the compute dtype, ``bf16`` halves float32, ``int8``
+    and ``fp8`` halve that again."""
     preparation: str = "preamble"
     """What a chunk is prefilled behind: ``alone``, ``sink(k)``, ``system``, ``preamble`` or
     ``neighbours(n)``."""

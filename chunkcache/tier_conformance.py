@@ -16,7 +16,8 @@ from dataclasses import replace
 
 import torch
 
-from chunkcache.entry import Entry
+from chunkcache.codecs import CODECS, LayerEncoder
+from chunkcache.entry import Entry, EntryShape
 from chunkcache.identity import EntryIdentity, ModelDigest, TenantNamespace
 from chunkcache.store.tier import MissReason, NonFiniteEntryError, Tier
 
@@ -25,7 +26,12 @@ _SHAPE = (3, 2, 16)
 
 
 def conformance_entry(
-    seed: int, *, num_tokens: int = 8, tenant: bytes = b"n", model: bytes = b"m"
+    seed: int,
+    *,
+    num_tokens: int = 8,
+    tenant: bytes = b"n",
+    model: bytes = b"m",
+    codec: str = "raw32",
 ) -> Entry:
     """A small entry; the seed decides token ids and numbers."""
     identity = EntryIdentity(
@@ -33,15 +39,18 @@ def conformance_entry(
         namespace=TenantNamespace(tenant * 32),
         preparation="alone",
         prefix_ids=(),
-        codec="raw32",
+        codec=codec,
         token_ids=tuple(seed * 1_000 + i for i in range(num_tokens)),
     )
     num_layers, num_kv_heads, head_dim = _SHAPE
     generator = torch.Generator().manual_seed(seed)
-    shape = (num_layers, num_tokens, num_kv_heads, head_dim)
-    k = torch.randn(shape, generator=generator)
-    v = torch.randn(shape, generator=generator)
-    return Entry(identity, identity.key(), k, v)
+    shape = EntryShape(num_layers, num_tokens, num_kv_heads, head_dim)
+    k = torch.randn(shape.axes, generator=generator)
+    v = torch.randn(shape.axes, generator=generator)
+    encoder = LayerEncoder(CODECS[codec], shape)
+    for layer in range(num_layers):
+        encoder.write(layer, k[layer], v[layer])
+    return Entry(identity, identity.key(), encoder.k, encoder.v, encoder.scales)
 
 
 class TierConformance:
@@ -69,6 +78,21 @@ class TierConformance:
             assert torch.equal(stored.view(torch.int32), kept.view(torch.int32))
         assert found.identity == entry.identity
         assert found.key == entry.key
+
+    def test_entries_of_every_codec_lie_side_by_side(self, tier: Tier) -> None:
+        """The same tokens under each codec; quantised ones come back with their scales."""
+        entries = [conformance_entry(1, codec=name, num_tokens=70) for name in CODECS]
+        assert all(tier.put(entry) for entry in entries)
+        for entry in entries:
+            found = _found(tier, entry)
+            pairs = [(found.k, entry.k), (found.v, entry.v)]
+            assert (found.scales is None) == (entry.scales is None)
+            if found.scales is not None and entry.scales is not None:
+                pairs += [(found.scales.k, entry.scales.k), (found.scales.v, entry.scales.v)]
+                assert found.scales.group_tokens == entry.scales.group_tokens
+            for stored, kept in pairs:
+                assert stored.dtype == kept.dtype
+                assert torch.equal(stored.view(torch.uint8), kept.view(torch.uint8))
 
     def test_a_second_put_changes_nothing(self, tier: Tier) -> None:
         """Entries are immutable."""

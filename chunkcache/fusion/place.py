@@ -1,4 +1,4 @@
-"""Placing: an entry's keys are rotated to their new positions and scattered into pages."""
+"""Placing: an entry is dequantised, its keys are rotated, and both are scattered into pages."""
 
 import torch
 
@@ -27,6 +27,7 @@ def place_entry(sequence: SequenceKV, entry: Entry, start: int) -> None:
         sequence.k_pages,
         sequence.v_pages,
         sequence.keys.slots[where],
+        scales=None if entry.scales is None else entry.scales.to(device),
     )
 
 

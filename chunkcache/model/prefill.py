@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import torch
 
-from chunkcache.codecs import Codec
-from chunkcache.entry import Entry
+from chunkcache.codecs import Codec, LayerEncoder
+from chunkcache.entry import Entry, EntryShape
 from chunkcache.fusion.cost import CostMeter
 from chunkcache.fusion.recompute import Hook, LayerRows, SequenceKV, finish_rows, run_rows
 from chunkcache.identity import EntryIdentity
@@ -50,20 +50,19 @@ class IsolatedPrefill:
         runner, spec = self._runner, self._runner.spec
         prefix_ids, chunk_ids = identity.prefix_ids, identity.token_ids
         num_prefix, num_tokens = len(prefix_ids), len(chunk_ids)
-        shape = (spec.num_layers, num_tokens, spec.num_kv_heads, spec.head_dim)
-        k_out = torch.empty(shape, dtype=codec.dtype)
-        v_out = torch.empty(shape, dtype=codec.dtype)
+        shape = EntryShape(spec.num_layers, num_tokens, spec.num_kv_heads, spec.head_dim)
+        encoder = LayerEncoder(codec, shape)
 
         def capture(layer_rows: LayerRows) -> torch.Tensor | None:
-            k_out[layer_rows.layer].copy_(layer_rows.k_before_rope[-num_tokens:])
-            v_out[layer_rows.layer].copy_(layer_rows.v[-num_tokens:])
+            k, v = layer_rows.k_before_rope[-num_tokens:], layer_rows.v[-num_tokens:]
+            encoder.write(layer_rows.layer, k, v)
             if layer_rows.layer < spec.num_layers - 1:
                 return None
             return torch.empty(0, dtype=torch.int64, device=runner.device)
 
         first = self._place_prefix(prefix_ids, num_prefix + num_tokens)
         self._run(prefix_ids + chunk_ids, first, capture)
-        return Entry(identity, identity.key(), k_out, v_out)
+        return Entry(identity, identity.key(), encoder.k, encoder.v, encoder.scales)
 
     def _place_prefix(self, prefix_ids: tuple[int, ...], num_tokens: int) -> int:
         """Have the prefix in front of the scratch memory, with room for ``num_tokens`` in all.

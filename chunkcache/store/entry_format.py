@@ -7,7 +7,7 @@
     [12, 12 + H)      header, msgpack
     [12 + H, 20 + H)  xxh3_64 of [0, 12 + H)
     ...               zeros up to a multiple of 64
-    payload           K_0 V_0 K_1 V_1 ... each [T, Hkv, D], one checksum per layer
+    payload           layer 0, layer 1, ... (see ``payload_layout``), one checksum per layer
 
 Layers lie one behind the other, so that layer l can be read while layer l-1 is in use. This module
 knows nothing of where the bytes are kept.
@@ -18,11 +18,10 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import torch
 import xxhash
 
-from chunkcache.codecs import CODECS
-from chunkcache.entry import Entry
+from chunkcache.codecs import CODECS, Codec
+from chunkcache.entry import Entry, EntryShape
 from chunkcache.errors import InvalidValueError
 from chunkcache.identity import (
     ENTRY_FORMAT_VERSION,
@@ -33,6 +32,7 @@ from chunkcache.identity import (
     decode_token_ids,
     encode_token_ids,
 )
+from chunkcache.store.payload_layout import PayloadLayout
 from chunkcache.store.tier import MissReason
 
 MAGIC = b"CHNKKV\r\n"
@@ -64,14 +64,12 @@ class LayerRecord(msgspec.Struct, array_like=True, frozen=True):
     """Where one layer lies in the payload.
 
     Attributes:
-        k_offset: First byte of K, from the start of the payload.
-        v_offset: First byte of V.
-        num_bytes: Bytes of K, and as many of V.
-        checksum: xxh3_64 of K then V.
+        offset: Its first byte, from the start of the payload.
+        num_bytes: Its length: keys, values, scales and what lies between them.
+        checksum: xxh3_64 of all of it.
     """
 
-    k_offset: int
-    v_offset: int
+    offset: int
     num_bytes: int
     checksum: int
 
@@ -89,6 +87,7 @@ class EntryHeader(msgspec.Struct, frozen=True):
     token_ids: bytes
     shape: tuple[int, int, int, int]
     dtype: str
+    group_tokens: int | None
     layers: list[LayerRecord]
     payload_bytes: int
 
@@ -121,19 +120,8 @@ def _payload_start(header_bytes: int) -> int:
     return -(-end // PAYLOAD_ALIGNMENT_BYTES) * PAYLOAD_ALIGNMENT_BYTES
 
 
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _layer_checksum(k: np.ndarray, v: np.ndarray) -> int:
-    hasher = xxhash.xxh3_64(k.data)
-    hasher.update(v.data)
-    return hasher.intdigest()
-
-
-def _bytes_of(tensor: torch.Tensor) -> np.ndarray:
-    """The memory of a contiguous [L, T, Hkv, D] tensor as uint8 [L, layer bytes]."""
-    return tensor.view(torch.uint8).reshape(tensor.shape[0], -1).numpy()
+def _dtype_name(codec: Codec) -> str:
+    return str(codec.dtype).removeprefix("torch.")
 
 
 def encode_entry(entry: Entry) -> memoryview:
@@ -148,14 +136,16 @@ def encode_entry(entry: Entry) -> memoryview:
     Raises:
         InvalidValueError: The tensors' dtype is not that of the codec.
     """
-    codec = CODECS.get(entry.identity.codec)
-    if codec is None or codec.dtype != entry.k.dtype:
+    identity, scales = entry.identity, entry.scales
+    codec = CODECS.get(identity.codec)
+    group_tokens = None if scales is None else scales.group_tokens
+    if codec is None or (codec.dtype, codec.group_tokens) != (entry.k.dtype, group_tokens):
         raise InvalidValueError(
-            f"an entry of codec {entry.identity.codec!r} holds {entry.k.dtype}", param="codec"
+            f"an entry of codec {identity.codec!r} holds {entry.k.dtype}", param="codec"
         )
-    k, v = _bytes_of(entry.k.contiguous()), _bytes_of(entry.v.contiguous())
-    num_layers, layer_bytes = k.shape
-    shape, identity = entry.shape, entry.identity
+    layout = PayloadLayout.of(codec, entry.shape)
+    payload = np.zeros((layout.num_layers, layout.layer_bytes), dtype=np.uint8)
+    layout.write(entry, payload)
     header = msgspec.msgpack.encode(
         EntryHeader(
             format=ENTRY_FORMAT_VERSION,
@@ -166,28 +156,26 @@ def encode_entry(entry: Entry) -> memoryview:
             prefix_ids=encode_token_ids(identity.prefix_ids),
             codec=identity.codec,
             token_ids=encode_token_ids(identity.token_ids),
-            shape=(shape.num_layers, shape.num_tokens, shape.num_kv_heads, shape.head_dim),
-            dtype=_dtype_name(entry.k.dtype),
+            shape=entry.shape.axes,
+            dtype=_dtype_name(codec),
+            group_tokens=group_tokens,
             layers=[
                 LayerRecord(
-                    k_offset=2 * layer * layer_bytes,
-                    v_offset=(2 * layer + 1) * layer_bytes,
-                    num_bytes=layer_bytes,
-                    checksum=_layer_checksum(k[layer], v[layer]),
+                    offset=index * layout.layer_bytes,
+                    num_bytes=layout.layer_bytes,
+                    checksum=xxhash.xxh3_64_intdigest(layer.data),
                 )
-                for layer in range(num_layers)
+                for index, layer in enumerate(payload)
             ],
-            payload_bytes=k.nbytes + v.nbytes,
+            payload_bytes=payload.nbytes,
         )
     )
     start = _payload_start(len(header))
-    buffer = np.empty(start + k.nbytes + v.nbytes, dtype=np.uint8)
+    buffer = np.empty(start + payload.nbytes, dtype=np.uint8)
     front = MAGIC + len(header).to_bytes(4, "little") + header
     front += xxhash.xxh3_64_digest(front)
     buffer[:start] = np.frombuffer(front.ljust(start, b"\0"), dtype=np.uint8)
-    payload = buffer[start:].reshape(num_layers, 2, layer_bytes)
-    payload[:, 0] = k
-    payload[:, 1] = v
+    buffer[start:] = payload.reshape(-1)
     return buffer.data
 
 
@@ -246,26 +234,42 @@ def decode_entry(buffer: bytes | memoryview, expected: EntryIdentity) -> Entry:
         expected: The identity that was asked for.
 
     Returns:
-        An entry that aliases nothing; K and V are one contiguous, writable allocation each.
+        An entry that aliases nothing; each of its tensors is one contiguous, writable allocation.
 
     Raises:
         DamagedEntryError: The bytes are damaged, or are another entry's. No other exception.
     """
-    header = decode_header(buffer)
-    check_identity(header, expected)
-    payload = _check_payload(buffer, header)
-    if header.shape[1] != len(expected.token_ids):
-        raise DamagedEntryError(MissReason.SHAPE)
-    k = torch.empty(header.shape, dtype=CODECS[header.codec].dtype)
-    v = torch.empty(header.shape, dtype=CODECS[header.codec].dtype)
-    k_bytes, v_bytes = _bytes_of(k), _bytes_of(v)
-    for layer, record in enumerate(header.layers):
+    header, layout, payload = _open(buffer, expected)
+    tensors = layout.allocate()
+    copiers = layout.copiers(tensors)
+    for index, (layer, record) in enumerate(zip(payload, header.layers, strict=True)):
         # The checksum pass warms the cache for the copy.
-        if xxhash.xxh3_64_intdigest(payload[layer].data) != record.checksum:
-            raise DamagedEntryError(MissReason.CHECKSUM)
-        k_bytes[layer] = payload[layer, 0]
-        v_bytes[layer] = payload[layer, 1]
-    return Entry(identity=expected, key=expected.key(), k=k, v=v)
+        _check_layer(layer, record)
+        for part, target in copiers:
+            target[index] = layer[part.start : part.end]
+    return layout.entry(expected, tensors)
+
+
+def view_entry(buffer: memoryview, expected: EntryIdentity) -> Entry:
+    """Check an entry and give it where it lies, as far as its alignment allows.
+
+    Args:
+        buffer: Stored bytes; the caller keeps them as they are for as long as the entry is used.
+        expected: The identity that was asked for.
+
+    Returns:
+        An entry whose tensors nobody may write to: their memory may be read-only.
+
+    Raises:
+        DamagedEntryError: As of :func:`decode_entry`.
+    """
+    header, layout, payload = _open(buffer, expected)
+    tensors = layout.views(payload)
+    if tensors is None:
+        return decode_entry(buffer, expected)
+    for layer, record in zip(payload, header.layers, strict=True):
+        _check_layer(layer, record)
+    return layout.entry(expected, tensors)
 
 
 def check_entry(buffer: bytes | memoryview, key: ChunkKey) -> None:
@@ -285,30 +289,44 @@ def check_entry(buffer: bytes | memoryview, key: ChunkKey) -> None:
         raise DamagedEntryError(MissReason.CORRUPT_HEADER) from error
     if identity.key() != key:
         raise DamagedEntryError(MissReason.TOKEN_IDS_MISMATCH)
-    payload = _check_payload(buffer, header)
-    if header.shape[1] != len(identity.token_ids):
-        raise DamagedEntryError(MissReason.SHAPE)
-    for layer, record in enumerate(header.layers):
-        if xxhash.xxh3_64_intdigest(payload[layer].data) != record.checksum:
-            raise DamagedEntryError(MissReason.CHECKSUM)
+    _, payload = _check_payload(buffer, header, len(identity.token_ids))
+    for layer, record in zip(payload, header.layers, strict=True):
+        _check_layer(layer, record)
 
 
-def _check_payload(buffer: bytes | memoryview, header: EntryHeader) -> np.ndarray:
-    """The payload as uint8 [L, 2, layer bytes], once geometry, layout and length agree."""
+def _open(
+    buffer: bytes | memoryview, expected: EntryIdentity
+) -> tuple[EntryHeader, PayloadLayout, np.ndarray]:
+    """Check everything but the numbers."""
+    header = decode_header(buffer)
+    check_identity(header, expected)
+    return header, *_check_payload(buffer, header, len(expected.token_ids))
+
+
+def _check_layer(layer: np.ndarray, record: LayerRecord) -> None:
+    if xxhash.xxh3_64_intdigest(layer.data) != record.checksum:
+        raise DamagedEntryError(MissReason.CHECKSUM)
+
+
+def _check_payload(
+    buffer: bytes | memoryview, header: EntryHeader, num_tokens: int
+) -> tuple[PayloadLayout, np.ndarray]:
+    """The payload as uint8 [L, layer bytes], once geometry, layout and length agree."""
     codec = CODECS.get(header.codec)
-    if codec is None or _dtype_name(codec.dtype) != header.dtype or min(header.shape) < 1:
+    if codec is None or min(header.shape) < 1 or header.shape[1] != num_tokens:
         raise DamagedEntryError(MissReason.SHAPE)
-    num_layers, num_tokens, num_kv_heads, head_dim = header.shape
-    layer_bytes = num_tokens * num_kv_heads * head_dim * codec.dtype.itemsize
-    if header.payload_bytes != 2 * num_layers * layer_bytes or len(header.layers) != num_layers:
+    if (header.dtype, header.group_tokens) != (_dtype_name(codec), codec.group_tokens):
         raise DamagedEntryError(MissReason.SHAPE)
-    for layer, record in enumerate(header.layers):
-        place = (record.k_offset, record.v_offset, record.num_bytes)
-        if place != (2 * layer * layer_bytes, (2 * layer + 1) * layer_bytes, layer_bytes):
+    layout = PayloadLayout.of(codec, EntryShape(*header.shape))
+    if header.payload_bytes != layout.num_bytes or len(header.layers) != layout.num_layers:
+        raise DamagedEntryError(MissReason.SHAPE)
+    for index, record in enumerate(header.layers):
+        if (record.offset, record.num_bytes) != (index * layout.layer_bytes, layout.layer_bytes):
             raise DamagedEntryError(MissReason.SHAPE)
     view = memoryview(buffer)
     header_bytes = int.from_bytes(view[len(MAGIC) : PREFIX_BYTES], "little")
     start = _payload_start(header_bytes)
     if len(view) != start + header.payload_bytes:
         raise DamagedEntryError(MissReason.TRUNCATED)
-    return np.frombuffer(view, dtype=np.uint8, offset=start).reshape(num_layers, 2, layer_bytes)
+    payload = np.frombuffer(view, dtype=np.uint8, offset=start)
+    return layout, payload.reshape(layout.num_layers, layout.layer_bytes)

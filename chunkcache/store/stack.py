@@ -5,7 +5,6 @@ a callable).
 """
 
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TypeVar
@@ -14,6 +13,7 @@ from chunkcache.entry import Entry
 from chunkcache.errors import RequestCancelledError, StoreError, StoreFullError, StoreReadOnlyError
 from chunkcache.identity import ChunkKey, EntryIdentity, ModelDigest
 from chunkcache.store.disk import DiskTier, Guard
+from chunkcache.store.disk_reads import DiskReads
 from chunkcache.store.flight import Flight
 from chunkcache.store.host import HostTier
 from chunkcache.store.lease import Lease, Source
@@ -39,7 +39,7 @@ class TierStack:
     ) -> None:
         self._host = host
         self._disk = disk
-        self._speed = speed
+        self._reads = DiskReads(disk, host, speed)
         self._lock = threading.Lock()
         self._flights: dict[ChunkKey, Flight] = {}
         self._beside: dict[ChunkKey, Flight] = {}
@@ -61,7 +61,7 @@ class TierStack:
         Raises:
             StoreError: The store is closed.
         """
-        return self._acquire(identity, None, None, waits=waits)
+        return self._acquire(identity, None, None, waits=waits, may_lend=False)
 
     def load_or_prefill(
         self,
@@ -70,6 +70,7 @@ class TierStack:
         *,
         guard: Guard | None = None,
         waits: bool = True,
+        may_lend: bool = False,
     ) -> Lease:
         """Find an entry, or compute it and keep it.
 
@@ -85,6 +86,8 @@ class TierStack:
                 still refers to it; the place to record that the entry exists.
             waits: Wait for another thread that is at the same entry. The one thread on which
                 prefills run must not: that other thread may be waiting for it.
+            may_lend: The caller reads the entry and releases it before it asks for anything else.
+                Where RAM keeps nothing, the entry is then read where the disk tier has it.
 
         Returns:
             A lease. If the entry was computed, ``miss`` says why; if it was then not kept,
@@ -93,7 +96,7 @@ class TierStack:
         Raises:
             Exception: Whatever ``prefill`` raised.
         """
-        found = self._acquire(identity, prefill, guard, waits=waits)
+        found = self._acquire(identity, prefill, guard, waits=waits, may_lend=may_lend)
         assert isinstance(found, Lease)
         return found
 
@@ -218,6 +221,7 @@ class TierStack:
         guard: Guard | None,
         *,
         waits: bool,
+        may_lend: bool,
     ) -> Lease | MissReason:
         key = identity.key()
         with self._lock:
@@ -239,7 +243,7 @@ class TierStack:
                     assert key not in self._beside, "prefills run on one thread"
                     flight = self._beside[key] = Flight(host_miss)
             if is_leader:
-                return self._lead(identity, flight, prefill, guard)
+                return self._lead(identity, flight, prefill, guard, may_lend=may_lend)
             assert flight.owner != threading.get_ident(), "a prefill asked for its own entry"
             lease = self._follow(identity, flight, prefill)
             if lease is not None:
@@ -259,29 +263,23 @@ class TierStack:
         self._host.discard(key)
         return MissReason.TOKEN_IDS_MISMATCH
 
-    def _from_disk(self, identity: EntryIdentity, *, may_prefill: bool) -> Entry | MissReason:
-        if self._disk is None:
-            return MissReason.ABSENT
-        if self._speed is not None and may_prefill:
-            num_bytes = self._disk.stored_bytes(identity.key())
-            if num_bytes and not self._speed.should_load(num_bytes, identity.num_prefill_rows):
-                return MissReason.SLOWER_THAN_PREFILL
-        started = time.perf_counter()
-        found = self._disk.get(identity)
-        if self._speed is not None and isinstance(found, Entry):
-            self._speed.note_load(found.num_bytes, time.perf_counter() - started)
-        return found
-
     def _lead(
         self,
         identity: EntryIdentity,
         flight: Flight,
         prefill: Prefill | None,
         guard: Guard | None,
+        *,
+        may_lend: bool,
     ) -> Lease | MissReason:
         key = identity.key()
         try:
-            found = self._from_disk(identity, may_prefill=prefill is not None)
+            can_compute = prefill is not None
+            found = self._reads.read(identity, may_prefill=can_compute, may_lend=may_lend)
+            if isinstance(found, Lease):
+                # Not to be shared: others who wait for the key look for themselves.
+                self._count(self._hits, "disk")
+                return found
             if isinstance(found, Entry):
                 self._count(self._hits, "disk")
                 return self._publish(flight, found, "disk", None)

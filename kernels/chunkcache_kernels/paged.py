@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -41,9 +42,10 @@ def spans_of(slots: Tensor) -> tuple[Span, ...]:
     """Cut the slots ``[T]`` of tokens ``0..T`` into maximal consecutive ascending runs."""
     if slots.shape[0] == 0:
         return ()
-    breaks = (torch.nonzero(slots[1:] - slots[:-1] != 1)[:, 0] + 1).tolist()
+    numbers = slots.numpy(force=True)  # a tenth of the time that torch takes for so few
+    breaks = (np.flatnonzero(np.diff(numbers) != 1) + 1).tolist()
     starts = [0, *breaks]
-    first_slots = slots[starts].tolist()
+    first_slots = numbers[starts].tolist()
     ends = [*breaks, slots.shape[0]]
     return tuple(Span(*span) for span in zip(starts, ends, first_slots, strict=True))
 

@@ -34,18 +34,23 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) ->
         f"rotary dims must be even and at most {x.shape[2]}, got {rotary_dims}",
     )
     out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
-    rotate_into(out, x.float(), cos, sin, interleaved)
+    rotate_into(out, x.float(), cos[:, None], sin[:, None], interleaved)
     return out.to(x.dtype)
 
 
 def rotate_into(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> None:
     """Rotate fp32 ``x`` ``[..., n, H, D]`` into fp32 ``out`` without temporaries.
 
-    The other arguments are as for :func:`rotate`; ``out`` and ``x`` do not overlap.
+    Args:
+        out: Like ``x``; the two do not overlap.
+        x: What to rotate.
+        cos: fp32 ``[n, 1, Drot]`` or, which is twice as fast, repeated for each head
+            ``[n, H, Drot]``: torch then runs over rows of all heads at once.
+        sin: Like ``cos``.
+        interleaved: As for :func:`rotate`.
     """
-    rotary_dims = cos.shape[1]
+    rotary_dims = cos.shape[-1]
     half = rotary_dims // 2
-    cos, sin = cos[:, None], sin[:, None]
     first, second = pair_views(x, rotary_dims, interleaved)
     out_first, out_second = pair_views(out, rotary_dims, interleaved)
     if interleaved:

@@ -17,6 +17,7 @@ AXES: Mapping[str, str] = {
     "C": "distinct rotations of a model",
     "D": "head dim",
     "Drot": "rotated dims of a head",
+    "G": "groups of consecutive tokens that share scales",
     "Hkv": "key/value heads",
     "Hq": "query heads, a multiple of Hkv",
     "L": "layers",
@@ -62,7 +63,7 @@ class OperatorSpec:
             shape give the same numbers. Slots that the operator must not read hold NaN.
         run: Calls the public function, on copies where it writes, and returns what it computed.
         implementations: What ``use_implementation`` offers for it; ``reference`` is first.
-        tolerances: Allowed difference from the reference by the type of the pages.
+        tolerances: Allowed difference from the reference by the type of what is written.
         floor: Unavoidable work for given inputs.
     """
 

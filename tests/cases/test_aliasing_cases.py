@@ -15,7 +15,7 @@ from chunkcache.entry import Entry
 from chunkcache.identity import EntryIdentity, ModelDigest, TenantNamespace
 from chunkcache.planning import AskOptions
 from chunkcache.store.disk import DiskTier
-from chunkcache.store.entry_format import decode_entry, encode_entry
+from chunkcache.store.entry_format import decode_entry, encode_entry, view_entry
 
 Caches = Callable[..., Any]
 Passages = dict[str, str]
@@ -171,6 +171,8 @@ def test_M07_any_alignment_and_no_alias(
     first = decode_entry(memory.data[offset:], identity)
     first.k.mul_(2)
     first.v.add_(1)
+    viewed = view_entry(memory.data[offset:], identity)
+    assert torch.equal(viewed.k, k)
     assert memory.tobytes() == before
     again = decode_entry(memory.data[offset:], identity)
     assert torch.equal(again.k, k)

@@ -56,7 +56,7 @@ def _with_format(value: bytes, version: object) -> bytes:
     return front.ljust(-(-len(front) // 64) * 64, b"\0") + payload
 
 
-@pytest.mark.parametrize("version", [0, 2, "1", 1.5, True, None], ids=repr)
+@pytest.mark.parametrize("version", [0, 1, 3, "2", 2.5, True, None], ids=repr)
 def test_K04_another_format_version(
     open_cache: Caches, passages: Passages, version: object
 ) -> None:

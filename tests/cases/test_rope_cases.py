@@ -132,15 +132,49 @@ def test_R04_rotation_that_depends_on_the_length(
     _assert_exact(bench, bench.run(bench.plan(chunks, "full", question=question)))
 
 
-@pytest.mark.parametrize("codec", ["int8", "fp8", "q8_0", "raw16", ""])
-def test_R08_storage_that_would_lose_bits_is_refused(open_cache: Caches, codec: str) -> None:
-    """There is no quantised storage in this build: asking for it fails at start, by name.
-
-    The same for a form that the computed values could overflow.
-    """
+@pytest.mark.parametrize("codec", ["q8_0", "int4", "raw16", ""])
+def test_R08_storage_that_is_not_offered_is_refused(open_cache: Caches, codec: str) -> None:
+    """Asking for it fails at start, by name; the same for a form that values could overflow."""
     with pytest.raises(InvalidValueError) as caught:
         open_cache(codec=codec)
     assert caught.value.param == "codec"
+
+
+@pytest.mark.parametrize("codec", ["int8", "fp8"])
+@pytest.mark.parametrize("offset", [0, 200])
+@torch.inference_mode()
+def test_R08_quantised_keys_are_dequantised_before_they_are_rotated(
+    bench_of: Benches, codec: str, offset: int
+) -> None:
+    """A quantised entry placed at 200 is the exact one placed there, up to half a step.
+
+    1. Quantised, placed; and exact, placed, by the product.
+    2. The step of each channel, from the exact keys: rotation mixes two of them, so an error is at
+       most the two half steps together.
+    """
+    bench = bench_of("llama")
+    placed = {}
+    plan = bench.plan([bench.draw(90, 1)], "none")
+    for name in ("raw32", codec):
+        identity = replace(plan.identities[0], codec=name)
+        entry = bench.prefill.compute(identity, _codec(name))
+        pages = bench.pool.allocate(offset + 90)
+        assert pages is not None
+        with pages:
+            sequence = SequenceKV.over(bench.runner, bench.pool.k, bench.pool.v, pages.slots)
+            place_entry(sequence, entry, offset)
+            where = pages.slots[offset : offset + 90]
+            placed[name] = [p.flatten(1, 2)[:, where].clone() for p in (bench.pool.k, bench.pool.v)]
+        if name == "raw32":
+            peaks = torch.cat([g.abs().amax(1, keepdim=True) for g in entry.k.split(64, 1)], dim=1)
+            exact_v = entry.v
+    relative = {"int8": 1 / 254, "fp8": 1 / 16}[codec] * 1.001
+    half_step = peaks.repeat_interleave(64, dim=1)[:, :90] * relative
+    both = half_step + half_step.roll(half_step.shape[-1] // 2, dims=-1)
+    (exact, _), (found, values) = placed["raw32"], placed[codec]
+    assert ((found - exact).abs() <= both + 1e-6).all()
+    assert ((values - exact_v).abs() <= exact_v.abs().amax(-1, keepdim=True) * relative).all()
+    assert not torch.equal(found, exact)
 
 
 @torch.inference_mode()

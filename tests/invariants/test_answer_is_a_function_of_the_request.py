@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ def _ask(cache: Any, names: list[str], **options: Any) -> Any:
     return cache.stream(QUESTION, names, AskOptions(max_tokens=12, **options)).finished()
 
 
-@pytest.mark.parametrize("codec", ["raw", "bf16"])
+@pytest.mark.parametrize("codec", ["raw", "bf16", "int8", "fp8"])
 @pytest.mark.parametrize("policy", ["none", "hybrid", "deviation", "shift"])
 def test_cold_host_disk_and_restart_give_the_same_bits(
     open_cache: Callable[..., Any],
@@ -53,6 +54,29 @@ def test_cold_host_disk_and_restart_give_the_same_bits(
     for other in (host, disk):
         assert torch.equal(other.first_logits, cold.first_logits)
         assert other.token_ids == cold.token_ids
+
+
+def test_entries_of_several_codecs_live_in_one_store(
+    open_cache: Callable[..., Any], passages: dict[str, str]
+) -> None:
+    """Each codec's answer is its own, whatever other codecs' entries lie beside its entries."""
+    names = list(passages)
+    first: dict[str, Any] = {}
+    for codec in ("raw", "int8", "bf16", "fp8"):
+        cache = open_cache(codec=codec)
+        for name, text in passages.items():
+            cache.put(name, text)
+        first[codec] = _ask(cache, names, policy="none")
+        cache.close()
+    logits = [a.first_logits for a in first.values()]
+    assert not any(torch.equal(a, b) for a, b in combinations(logits, 2))
+    for codec, before in first.items():
+        cache = open_cache(codec=codec)
+        again = _ask(cache, names, policy="none")
+        assert {d.source for d in again.report.documents} == {"disk"}
+        assert torch.equal(again.first_logits, before.first_logits)
+        assert cache.runtime.stack.stats().bytes["disk"] > 0
+        cache.close()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

@@ -17,17 +17,21 @@ from triton.compiler import ASTSource
 
 from chunkcache_kernels.attend_decode.triton_kernel import decode_merge_kernel, decode_split_kernel
 from chunkcache_kernels.place.triton_kernel import place_kernel
+from chunkcache_kernels.quantise.triton_kernel import quantise_keys_kernel, quantise_values_kernel
 
 HOPPER = GPUTarget("cuda", 90, 32)
 SHAPE = {"HEAD_DIM": 128, "BLOCK_DIM": 128}
 SPLIT = {"SPLIT_TOKENS": 512, "TILE_TOKENS": 64}
 
-KERNELS: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
-    "place": (
+
+def _place(
+    stored: str, group_tokens: int, *, interleaved: bool = False, rotary_dims: int = 128
+) -> Any:
+    return (
         place_kernel,
         {
-            "k_ptr": "*bf16",
-            "v_ptr": "*bf16",
+            "k_ptr": stored,
+            "v_ptr": stored,
             "k_pages_ptr": "*bf16",
             "v_pages_ptr": "*bf16",
             "rope_table_ptr": "*i32",
@@ -36,13 +40,35 @@ KERNELS: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
         {
             **SHAPE,
             "NUM_HEADS": 8,
-            "ROTARY_DIMS": 128,
-            "INTERLEAVED": False,
+            "ROTARY_DIMS": rotary_dims,
+            "INTERLEAVED": interleaved,
+            "GROUP_TOKENS": group_tokens,
             "BLOCK_ROWS": 32,
-            "BLOCK_HALF": 64,
-            "BLOCK_REST": 1,
+            "BLOCK_HALF": rotary_dims // 2,
+            "BLOCK_REST": max(128 - rotary_dims, 1),
         },
-    ),
+    )
+
+
+def _quantise(kernel: Any, stored: str, largest: float) -> Any:
+    source = "k_ptr" if kernel is quantise_keys_kernel else "v_ptr"
+    shape: dict[str, Any] = {"HEAD_DIM": 128, "LARGEST": largest, "IS_INT": stored == "*i8"}
+    if kernel is quantise_keys_kernel:
+        shape |= {"NUM_CHANNELS": 1024, "GROUP_TOKENS": 64, "BLOCK_TOKENS": 64}
+        shape |= {"BLOCK_CHANNELS": 64}
+    else:
+        shape |= {"NUM_HEADS": 8, "BLOCK_ROWS": 32, "BLOCK_DIM": 128}
+    return kernel, {source: "*bf16", "out_ptr": stored}, shape
+
+
+KERNELS: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
+    "place": _place("*bf16", 0),
+    "place_int8": _place("*i8", 64),
+    "place_fp8": _place("*fp8e4nv", 64, interleaved=True, rotary_dims=64),
+    "quantise_keys_int8": _quantise(quantise_keys_kernel, "*i8", 127.0),
+    "quantise_keys_fp8": _quantise(quantise_keys_kernel, "*fp8e4nv", 448.0),
+    "quantise_values_int8": _quantise(quantise_values_kernel, "*i8", 127.0),
+    "quantise_values_fp8": _quantise(quantise_values_kernel, "*fp8e4nv", 448.0),
     "decode_split": (
         decode_split_kernel,
         {

@@ -22,7 +22,9 @@ def test_kernels_compile_for_sm_90_without_spills(tmp_path: Path):
     )
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
-    assert set(report) == {"place", "decode_split", "decode_merge"}
+    quantise = {f"quantise_{what}_{how}" for what in ("keys", "values") for how in ("int8", "fp8")}
+    place = {"place", "place_int8", "place_fp8"}
+    assert set(report) == {*place, *quantise, "decode_split", "decode_merge"}
     for name, kernel in report.items():
         assert kernel["cubin_bytes"] > 0, name
         assert kernel["shared_bytes"] <= MAX_SHARED_BYTES, name

@@ -67,7 +67,7 @@ def test_the_end_of_a_long_chunk_is_found(shelf, embedder):
     shelf.put("long", f"{FILLER} {TAIL}")
     shelf.put("short", "Bread is baked at dawn.", "Elections are held in May.", "Ships sail.")
     question = "What is the combination of the vault?"
-    hits = Retriever(shelf, embedder).search(question, 2)
+    hits = Retriever(shelf, embedder, ranking="dense").search(question, 2)
     assert hits[0].document_id == "long"
     assert hits[0].text.endswith(TAIL)
     query = embedder.embed([question], is_query=True)[0]

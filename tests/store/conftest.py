@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from chunkcache.codecs import CODECS
+from chunkcache.codecs import CODECS, LayerEncoder
 from chunkcache.documents import Chunk, Document
-from chunkcache.entry import Entry
+from chunkcache.entry import Entry, EntryShape
 from chunkcache.identity import (
     EntryIdentity,
     ModelDigest,
@@ -41,6 +41,8 @@ def make_entry() -> MakeEntry:
         namespace: TenantNamespace = NAMESPACE,
         token_ids: tuple[int, ...] | None = None,
         num_layers: int = 3,
+        num_kv_heads: int = 2,
+        head_dim: int = 16,
     ) -> Entry:
         generator = torch.Generator().manual_seed(seed)
         ids = token_ids or tuple(seed * 1_000 + i for i in range(num_tokens))
@@ -52,14 +54,12 @@ def make_entry() -> MakeEntry:
             codec=codec,
             token_ids=ids,
         )
-        shape = (num_layers, len(ids), 2, 16)
-        dtype = CODECS[codec].dtype
-        return Entry(
-            identity=identity,
-            key=identity.key(),
-            k=torch.randn(shape, generator=generator).to(dtype),
-            v=torch.randn(shape, generator=generator).to(dtype),
-        )
+        shape = EntryShape(num_layers, len(ids), num_kv_heads, head_dim)
+        encoder = LayerEncoder(CODECS[codec], shape)
+        k, v = (torch.randn(shape.axes, generator=generator) for _ in range(2))
+        for layer in range(num_layers):
+            encoder.write(layer, k[layer], v[layer])
+        return Entry(identity, identity.key(), encoder.k, encoder.v, encoder.scales)
 
     return make
 

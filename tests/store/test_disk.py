@@ -1,15 +1,17 @@
 """The disk tier: damage is met once, non-finite values never get in, nothing is written twice."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 import torch
 
+from chunkcache.codecs import CODECS
 from chunkcache.entry import Entry
 from chunkcache.errors import StoreError
 from chunkcache.store import disk
 from chunkcache.store.disk import DiskTier, QuarantineRecord
-from chunkcache.store.entry_format import encode_entry
+from chunkcache.store.entry_format import decode_header, encode_entry
 from chunkcache.store.environment import StoreEnvironment
 from chunkcache.store.records import decode_record
 from chunkcache.store.tier import MissReason, NonFiniteEntryError, Tier
@@ -190,3 +192,71 @@ def test_entries_put_in_one_transaction_are_kept_together(env, tier, make_entry)
     assert env.update(lambda txn: [tier.put_in(txn, entry) for entry in entries[:2]]) == [True] * 2
     assert tier.contains(entries[0].key)
     assert not tier.contains(entries[2].key)
+
+
+@pytest.mark.parametrize("codec", ["raw32", "int8"])
+def test_an_entry_is_lent_where_it_lies(env, tier, make_entry, codec):
+    """While it is lent, others write, replace and delete; the lent numbers stay as they are."""
+    entry = make_entry(num_tokens=200, codec=codec)
+    tier.put(entry)
+    loan = tier.lend(entry.identity)
+    assert torch.equal(loan.entry.k, entry.k)
+    assert (loan.entry.key, loan.entry.identity) == (entry.key, entry.identity)
+    assert not loan.entry.k.is_contiguous(), "it was copied"
+    others = [make_entry(seed, num_tokens=200, codec=codec) for seed in range(1, 20)]
+    with ThreadPoolExecutor(1) as another:
+        another.submit(tier.delete, entry.key).result()
+        assert all(another.map(tier.put, others))
+    assert torch.equal(loan.entry.k, entry.k)
+    assert torch.equal(loan.entry.v, entry.v)
+    loan.give_back()
+    assert tier.lend(entry.identity) is MissReason.ABSENT
+
+
+def test_a_loan_that_has_been_given_back_does_not_hold_up_growth(tmp_path, make_entry):
+    with StoreEnvironment.open(tmp_path / "s", max_bytes=1 << 28) as env:
+        tier = DiskTier(env)
+        first = make_entry(0, num_tokens=500)
+        tier.put(first)
+        map_bytes = env.map_bytes
+        seed = 1
+        while env.map_bytes == map_bytes:
+            loan = tier.lend(first.identity)
+            assert torch.equal(loan.entry.v, first.v)
+            loan.give_back()
+            tier.put(make_entry(seed, num_tokens=20_000))
+            seed += 1
+
+
+def test_a_damaged_entry_is_not_lent(env, tier, make_entry):
+    entry = make_entry(num_tokens=200)
+    tier.put(entry)
+    overwrite(env, entry.key, flip_middle)
+    assert tier.lend(entry.identity) is MissReason.CHECKSUM
+    assert tier.num_quarantined == 1
+    assert tier.lend(entry.identity) is MissReason.ABSENT
+
+
+def test_one_store_holds_entries_of_every_codec(env, tier, make_entry):
+    """The same tokens under each codec: keys differ, headers say which, each comes back as itself."""
+    entries = {name: make_entry(codec=name) for name in CODECS}
+    assert len({e.key for e in entries.values()}) == len(CODECS)
+    for entry in entries.values():
+        assert tier.put(entry)
+    assert tier.check_integrity() == []
+    for name, entry in entries.items():
+        with env.read() as txn:
+            assert decode_header(txn.get(Database.ENTRIES, entry.key)).codec == name
+        assert tier.get(entry.identity).k.dtype == CODECS[name].dtype
+    env.update(
+        lambda txn: txn.put(Database.ENTRIES, entries["int8"].key, encode_entry(entries["fp8"]))
+    )
+    assert tier.get(entries["int8"].identity) is MissReason.CODEC_MISMATCH
+
+
+@pytest.mark.parametrize("codec", ["int8", "fp8"])
+def test_a_quantised_entry_that_is_not_finite_is_refused(tier, make_entry, codec):
+    entry = make_entry(codec=codec)
+    entry.scales.k[0, 0, 1, 3] = torch.nan
+    with pytest.raises(NonFiniteEntryError):
+        tier.put(entry)

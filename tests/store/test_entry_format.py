@@ -4,12 +4,14 @@ from contextlib import suppress
 from dataclasses import replace
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from chunkcache.codecs import CODECS
 from chunkcache.entry import Entry
 from chunkcache.errors import InvalidValueError
 from chunkcache.identity import ChunkKey, EntryIdentity, ModelDigest, TenantNamespace
@@ -21,8 +23,10 @@ from chunkcache.store.entry_format import (
     decode_entry,
     decode_header,
     encode_entry,
+    view_entry,
 )
 from chunkcache.store.tier import MissReason
+from chunkcache_kernels.quantised import Scales
 
 
 def bits(tensor):
@@ -47,14 +51,48 @@ def with_header(data, change):
     return front.ljust(-(-len(front) // 64) * 64, b"\0") + payload
 
 
-@pytest.mark.parametrize("codec", ["bf16", "raw16", "raw32"])
-def test_an_entry_returns_bit_for_bit(make_entry, codec):
-    entry = make_entry(codec=codec)
-    read = decode_entry(encode_entry(entry), entry.identity)
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("num_tokens", [1, 8, 64, 65])
+@pytest.mark.parametrize("read_entry", [decode_entry, view_entry])
+def test_an_entry_returns_bit_for_bit(make_entry, codec, num_tokens, read_entry):
+    entry = make_entry(codec=codec, num_tokens=num_tokens)
+    stored = encode_entry(entry)
+    read = read_entry(stored, entry.identity)
     assert torch.equal(bits(read.k), bits(entry.k))
     assert torch.equal(bits(read.v), bits(entry.v))
+    assert (read.scales is None) == (CODECS[codec].group_tokens is None)
+    if read.scales is not None:
+        assert torch.equal(bits(read.scales.k), bits(entry.scales.k))
+        assert torch.equal(bits(read.scales.v), bits(entry.scales.v))
+        assert read.scales.group_tokens == entry.scales.group_tokens
+    header = decode_header(stored)
+    assert header.codec == codec
+    assert 0 <= header.payload_bytes - entry.num_bytes < 3 * 64
     assert (read.key, read.identity, read.k.dtype) == (entry.key, entry.identity, entry.k.dtype)
-    assert read.k.is_contiguous()
+    assert read.k.is_contiguous() == (read_entry is decode_entry)
+
+
+@pytest.mark.parametrize("codec", ["int8", "fp8", "raw32"])
+@pytest.mark.parametrize("offset", [0, 4, 13, 16])
+def test_an_entry_can_be_read_where_it_lies_at_any_address(make_entry, codec, offset):
+    """Aligned memory is viewed, other memory is copied: the numbers are the same."""
+    entry = make_entry(codec=codec, num_tokens=9)
+    stored = bytes(encode_entry(entry))
+    memory = np.zeros(len(stored) + 64, dtype=np.uint8)
+    start = -memory.ctypes.data % 16 + offset
+    memory[start : start + len(stored)] = np.frombuffer(stored, np.uint8)
+    read = view_entry(memory[start : start + len(stored)].data.toreadonly(), entry.identity)
+    assert torch.equal(bits(read.k), bits(entry.k))
+    memory[:] = 0
+    assert bool(bits(read.k).any()) == bool(offset % 16)
+
+
+def test_a_part_s_odd_size_does_not_misalign_the_next(make_entry):
+    entry = make_entry(codec="int8", num_tokens=3, num_kv_heads=1, head_dim=5)
+    read = view_entry(encode_entry(entry), entry.identity)
+    assert torch.equal(read.k, entry.k)
+    assert torch.equal(read.scales.k, entry.scales.k)
+    assert all(t.data_ptr() % 4 == 0 for t in (read.scales.k, read.scales.v))
 
 
 @pytest.mark.parametrize(("codec", "dtype"), [("bf16", torch.bfloat16), ("raw16", torch.float16)])
@@ -98,9 +136,8 @@ def test_layers_lie_one_behind_the_other(make_entry):
     start = len(data) - header.payload_bytes
     assert start % 64 == 0
     for layer, record in enumerate(header.layers):
-        for offset, tensor in [(record.k_offset, entry.k), (record.v_offset, entry.v)]:
-            stored = data[start + offset : start + offset + record.num_bytes]
-            assert bytes(stored) == bytes(bits(tensor[layer]).numpy())
+        stored = data[start + record.offset : start + record.offset + record.num_bytes]
+        assert bytes(stored) == b"".join(bytes(bits(t[layer]).numpy()) for t in (entry.k, entry.v))
     assert header.identity() == entry.identity
 
 
@@ -108,6 +145,13 @@ def test_a_dtype_that_is_not_the_codecs_is_refused(make_entry):
     entry = make_entry(codec="bf16")
     with pytest.raises(InvalidValueError):
         encode_entry(replace(entry, k=entry.k.float(), v=entry.v.float()))
+
+
+def test_scales_that_are_not_the_codecs_are_refused(make_entry):
+    entry = make_entry(codec="int8", num_tokens=8)
+    scales = Scales(entry.scales.k, entry.scales.v, 16)
+    with pytest.raises(InvalidValueError):
+        encode_entry(replace(entry, scales=scales))
 
 
 @pytest.mark.parametrize(
@@ -127,7 +171,7 @@ def test_another_identity_is_a_miss_that_says_what_differs(make_entry, change, r
     assert reason_of(encode_entry(entry), replace(entry.identity, **change)) is reason
 
 
-@pytest.mark.parametrize("version", [0, 2, -1, 1.5, True, None, "1", [1], {"a": 1}, 2**64 - 1])
+@pytest.mark.parametrize("version", [0, 1, 3, -1, 1.5, True, None, "1", [1], {"a": 1}, 2**64 - 1])
 def test_another_format_version_is_a_miss(make_entry, version):
     entry = make_entry()
     data = with_header(encode_entry(entry), lambda header: header.update(format=version))
@@ -155,7 +199,9 @@ def test_a_header_of_another_version_may_have_other_fields(make_entry):
         (lambda h: h.update(dtype="float32"), MissReason.SHAPE),
         (lambda h: h.update(layers=h["layers"][:2]), MissReason.SHAPE),
         (lambda h: h["layers"][0].__setitem__(0, 64), MissReason.SHAPE),
-        (lambda h: h["layers"][0].__setitem__(3, 1), MissReason.CHECKSUM),
+        (lambda h: h["layers"][0].__setitem__(1, 64), MissReason.SHAPE),
+        (lambda h: h["layers"][0].__setitem__(2, 1), MissReason.CHECKSUM),
+        (lambda h: h.update(group_tokens=64), MissReason.SHAPE),
         (lambda h: h.update(payload_bytes=1 << 50), MissReason.SHAPE),
         (lambda h: h.update(token_ids=b"abc"), MissReason.TOKEN_IDS_MISMATCH),
         (lambda h: h.pop("codec"), MissReason.CORRUPT_HEADER),
@@ -205,6 +251,20 @@ SMALL = bytes(
 )
 
 
+SMALL_INT8_IDENTITY = replace(SMALL_IDENTITY, codec="int8")
+SMALL_INT8 = bytes(
+    encode_entry(
+        Entry(
+            SMALL_INT8_IDENTITY,
+            SMALL_INT8_IDENTITY.key(),
+            k=torch.arange(8).char().reshape(2, 2, 1, 2),
+            v=torch.arange(8, 16).char().reshape(2, 2, 1, 2),
+            scales=Scales(torch.arange(4.0).reshape(2, 1, 1, 2), torch.ones(2, 2, 1), 64),
+        )
+    )
+)
+
+
 def decodes_or_is_damaged(data):
     try:
         return decode_entry(data, SMALL_IDENTITY)
@@ -222,6 +282,23 @@ def test_a_changed_byte_is_never_served(position, flip):
         # Only the padding is outside every checksum.
         assert torch.equal(read.k.flatten(), torch.arange(8.0))
         assert torch.equal(read.v.flatten(), torch.arange(8.0, 16))
+
+
+@settings(max_examples=300, deadline=None)
+@given(position=st.integers(0, len(SMALL_INT8) - 1), flip=st.integers(1, 255))
+def test_a_changed_byte_of_a_quantised_entry_is_never_served(position, flip):
+    """Scales are under the checksum as the elements are."""
+    data = bytearray(SMALL_INT8)
+    data[position] ^= flip
+    for read_entry in (decode_entry, view_entry):
+        try:
+            read = read_entry(memoryview(data), SMALL_INT8_IDENTITY)
+        except DamagedEntryError:
+            continue
+        assert torch.equal(read.k.flatten(), torch.arange(8).char())
+        assert torch.equal(read.v.flatten(), torch.arange(8, 16).char())
+        assert torch.equal(read.scales.k.flatten(), torch.arange(4.0))
+        assert torch.equal(read.scales.v, torch.ones(2, 2, 1))
 
 
 @settings(max_examples=200, deadline=None)

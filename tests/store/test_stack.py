@@ -295,3 +295,34 @@ def test_a_removal_reaches_both_who_compute_one_entry(stack, host, make_entry):
         for lease in (led.result(30), beside.result(30)):
             lease.release()
     assert not host.contains(entry.key)
+
+
+def test_where_ram_keeps_nothing_an_entry_is_read_where_the_disk_has_it(env, make_entry):
+    entry = make_entry(num_tokens=200)
+    stack = TierStack(HostTier(0), DiskTier(env))
+    prefill = ScriptedPrefill(entry)
+    with stack.load_or_prefill(entry.identity, prefill, may_lend=True) as lease:
+        assert lease.source == "computed"
+    with stack.load_or_prefill(entry.identity, prefill, may_lend=True) as lease:
+        assert lease.source == "disk"
+        assert not lease.entry.k.is_contiguous(), "it was copied"
+        assert torch.equal(lease.entry.k, entry.k)
+        with ThreadPoolExecutor(1) as another:
+            assert another.submit(stack.stats).result().leases_open == 1
+    with stack.load_or_prefill(entry.identity, prefill) as lease:
+        assert lease.entry.k.is_contiguous()
+    stats = stack.stats()
+    assert (stats.hits["disk"], stats.prefills, stats.leases_open) == (2, 1, 0)
+
+
+def test_many_threads_are_lent_the_same_entry(env, make_entry):
+    entry = make_entry(num_tokens=200)
+    DiskTier(env).put(entry)
+    stack = TierStack(HostTier(0), DiskTier(env))
+
+    def read() -> bool:
+        with stack.load_or_prefill(entry.identity, ScriptedPrefill(entry), may_lend=True) as lease:
+            return torch.equal(lease.entry.k, entry.k)
+
+    assert in_threads(8, read) == [True] * 8
+    assert stack.stats().leases_open == 0

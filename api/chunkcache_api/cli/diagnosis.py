@@ -202,7 +202,6 @@ def _model(runtime: "Runtime") -> dict[str, Any]:
 
     runner, gate = runtime.model.runner, runtime.gate
     spec = runner.spec
-    elements_per_token = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim
     return {
         "name": runner.name,
         "family": spec.family.name,
@@ -210,7 +209,9 @@ def _model(runtime: "Runtime") -> dict[str, Any]:
         "device": str(runner.device),
         "num_layers": spec.num_layers,
         "max_positions": spec.max_positions,
-        "entry_bytes_per_token": elements_per_token * runtime.codec.dtype.itemsize,
+        "entry_bytes_per_token": runtime.codec.bytes_per_token(
+            spec.num_layers, spec.num_kv_heads, spec.head_dim
+        ),
         "gate": msgspec.to_builtins(gate),
     }
 

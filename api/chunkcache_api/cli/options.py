@@ -76,7 +76,8 @@ CodecOption = Annotated[
         "--codec",
         envvar="CHUNKCACHE_CODEC",
         metavar="NAME",
-        help="How entries are stored: bf16 (half of float32) or raw (exact). Part of the key too.",
+        help="How entries are stored: bf16 (half of float32), raw (exact), int8 or fp8 (half of bf16, "
+        "a little less close; docs/codecs.md). Part of the key too.",
         show_default="bf16",
     ),
 ]

@@ -7,6 +7,7 @@ from chunkcache_kernels.checks import require, require_dims, require_shape
 from chunkcache_kernels.implementation import chosen
 from chunkcache_kernels.place.cpu import place_cpu
 from chunkcache_kernels.place.reference import place_reference
+from chunkcache_kernels.quantised import Scales, require_scales
 
 
 def place(
@@ -19,15 +20,19 @@ def place(
     v_pages: Tensor,
     slots: Tensor,
     *,
+    scales: Scales | None = None,
     interleaved: bool = False,
 ) -> None:
     """Rotate kept keys to their new positions and write keys and values into page slots.
 
-    Changes ``k_pages`` and ``v_pages`` in place, in the given slots only. Keys are rotated in
-    fp32 whatever their type and rounded once, to the type of the pages.
+    Changes ``k_pages`` and ``v_pages`` in place, in the given slots only. Keys are dequantised and
+    rotated in fp32 whatever their type and rounded once, to the type of the pages.
+
+    Floor: reads every stored element, scale and angle once, writes every page element once.
 
     Args:
-        k: Keys before RoPE ``[L, T, Hkv, D]`` (layers, tokens, KV heads, head dim), any float type.
+        k: Keys before RoPE ``[L, T, Hkv, D]`` (layers, tokens, KV heads, head dim), any float type,
+            or int8 or e4m3 with ``scales``.
         v: Values, like ``k``.
         cos: Cosines at the new positions, fp32 ``[C, T, Drot]``; C is the number of distinct
             rotations of the model, Drot the rotated dims of a head.
@@ -36,12 +41,14 @@ def place(
         k_pages: ``[L, P, S, Hkv, D]``, contiguous (pages, slots per page).
         v_pages: Like ``k_pages``.
         slots: Flat slot of each token, int64 ``[T]``, distinct.
+        scales: What quantised keys and values are multiplied by; groups begin at token 0.
         interleaved: Pairs are dims ``(2i, 2i + 1)`` instead of ``(i, i + Drot / 2)``.
 
     Raises:
         KernelArgumentError: Shapes or types do not fit.
     """
     _check(k, v, cos, sin, rope_table, k_pages, v_pages, slots)
+    require_scales(k, v, scales)
     if slots.shape[0] == 0:
         return
     match chosen(k_pages.device):
@@ -53,7 +60,7 @@ def place(
             from chunkcache_kernels.place.triton_kernel import place_triton
 
             run = place_triton
-    run(k, v, cos, sin, rope_table, k_pages, v_pages, slots, interleaved)
+    run(k, v, cos, sin, rope_table, k_pages, v_pages, slots, interleaved, scales)
 
 
 def _check(

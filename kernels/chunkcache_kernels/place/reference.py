@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from chunkcache_kernels.paged import flat_slots
+from chunkcache_kernels.quantised import Scales, dequantise
 from chunkcache_kernels.rotate import rotate
 
 
@@ -16,8 +17,11 @@ def place_reference(
     v_pages: Tensor,
     slots: Tensor,
     interleaved: bool,
+    scales: Scales | None,
 ) -> None:
     """See ``chunkcache_kernels.place.op.place``."""
+    if scales is not None:
+        k, v = dequantise(k, v, scales)
     k_slots, v_slots = flat_slots(k_pages), flat_slots(v_pages)
     for layer, row in enumerate(rope_table):
         keys = k[layer].float()

@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 
 from chunkcache_kernels.place.op import place
+from chunkcache_kernels.quantise.reference import quantise_reference
+from chunkcache_kernels.quantised import GROUP_TOKENS, LARGEST
 from chunkcache_kernels.sample import normal, page_slots, random_source, rotation_tables
 from chunkcache_kernels.spec import Floor, Inputs, OperatorSpec, Tolerance, num_bytes
 
@@ -22,23 +24,36 @@ def make_inputs(
     dtype: torch.dtype = torch.float32,
     scattered: bool = True,
     interleaved: bool = False,
+    group_tokens: int = GROUP_TOKENS,
 ) -> Inputs:
-    """Make arguments of ``place``; all layers use rotation 0 unless ``rope_table`` says more."""
+    """Make arguments of ``place``; all layers use rotation 0 unless ``rope_table`` says more.
+
+    A quantised ``source_dtype`` comes with scales of groups of ``group_tokens``.
+    """
     source = random_source(seed)
     rope_table = (0,) * num_layers if rope_table is None else rope_table
     num_pages = num_tokens // page_tokens + 3
     rows = (num_layers, num_tokens, num_kv_heads, head_dim)
     pages = (num_layers, num_pages, page_tokens, num_kv_heads, head_dim)
     cos, sin = rotation_tables(source, max((*rope_table, 0)) + 1, num_tokens, rotary_dims)
+    is_quantised = source_dtype in LARGEST
+    k, v = (
+        normal(source, *rows, dtype=torch.float32 if is_quantised else source_dtype)
+        for _ in range(2)
+    )
+    scales = None
+    if is_quantised:
+        k, v, scales = quantise_reference(k, v, source_dtype, group_tokens)
     return {
-        "k": normal(source, *rows, dtype=source_dtype),
-        "v": normal(source, *rows, dtype=source_dtype),
+        "k": k,
+        "v": v,
         "cos": cos,
         "sin": sin,
         "rope_table": rope_table,
         "k_pages": torch.full(pages, float("nan"), dtype=dtype),
         "v_pages": torch.full(pages, float("nan"), dtype=dtype),
         "slots": page_slots(source, num_tokens, num_pages, page_tokens, scattered),
+        "scales": scales,
         "interleaved": interleaved,
     }
 
@@ -51,15 +66,16 @@ def run(inputs: Inputs) -> tuple[Tensor, ...]:
 
 
 def floor(inputs: Inputs) -> Floor:
-    """Read each key, value, angle and slot once; write each key and value once."""
-    k, k_pages = inputs["k"], inputs["k_pages"]
+    """Read each key, value, scale, angle and slot once; write each key and value once."""
+    k, k_pages, scales = inputs["k"], inputs["k_pages"], inputs["scales"]
     read = num_bytes(k, inputs["v"], inputs["cos"], inputs["sin"], inputs["slots"])
+    read += 0 if scales is None else scales.num_bytes
     return Floor(moved_bytes=read + 2 * k.numel() * k_pages.element_size(), num_flops=0)
 
 
 PLACE = OperatorSpec(
     name="place",
-    axes=("L", "T", "Hkv", "D", "C", "Drot", "P", "S"),
+    axes=("L", "T", "G", "Hkv", "D", "C", "Drot", "P", "S"),
     make_inputs=make_inputs,
     run=run,
     implementations=("reference", "cpu", "triton"),

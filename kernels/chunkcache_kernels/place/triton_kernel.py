@@ -1,16 +1,17 @@
-"""The Triton path of ``place``: one pass that reads, rotates and scatters keys and values."""
+"""The Triton path of ``place``: one pass reads, dequantises, rotates and scatters keys and values."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from chunkcache_kernels.quantised import Scales
 from chunkcache_kernels.triton_runtime import launcher, require_runnable
 
 BLOCK_ROWS = 32
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
+@triton.jit(do_not_specialize=["num_tokens", "num_groups"])
 def place_kernel(
     k_ptr,  # [L, T, Hkv, D], last axis contiguous
     v_ptr,  # [L, T, Hkv, D], last axis contiguous
@@ -20,7 +21,10 @@ def place_kernel(
     k_pages_ptr,  # [L, P * S, Hkv, D], contiguous
     v_pages_ptr,  # [L, P * S, Hkv, D], contiguous
     slots_ptr,  # int64 [T]
+    k_scale_ptr,  # fp32 [L, G, Hkv, D], contiguous; read where GROUP_TOKENS > 0
+    v_scale_ptr,  # fp32 [L, T, Hkv], contiguous; likewise
     num_tokens,
+    num_groups,
     k_stride_l,
     k_stride_t,
     k_stride_h,
@@ -32,6 +36,7 @@ def place_kernel(
     HEAD_DIM: tl.constexpr,
     ROTARY_DIMS: tl.constexpr,
     INTERLEAVED: tl.constexpr,
+    GROUP_TOKENS: tl.constexpr,  # 0 for entries that are not quantised
     BLOCK_ROWS: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
     BLOCK_REST: tl.constexpr,
@@ -50,7 +55,12 @@ def place_kernel(
 
     dims = tl.arange(0, BLOCK_DIM)
     v_live = live[:, None] & (dims < HEAD_DIM)[None, :]
-    v = tl.load(v_ptr + v_row[:, None] + dims[None, :], mask=v_live)
+    v = tl.load(v_ptr + v_row[:, None] + dims[None, :], mask=v_live).to(tl.float32)
+    if GROUP_TOKENS > 0:
+        v_scale_row = (layer * num_tokens + token) * NUM_HEADS + head
+        v *= tl.load(v_scale_ptr + v_scale_row, mask=live, other=0.0)[:, None]
+        group = layer * num_groups + token // GROUP_TOKENS
+        k_scale_row = ((group * NUM_HEADS + head) * HEAD_DIM)[:, None]
     v_out = v_pages_ptr + out_row[:, None] + dims[None, :]
     tl.store(v_out, v.to(v_pages_ptr.dtype.element_ty), mask=v_live)
 
@@ -64,6 +74,9 @@ def place_kernel(
         pair_live = live[:, None] & (pair < HALF)[None, :]
         x = tl.load(k_ptr + k_row[:, None] + first[None, :], mask=pair_live).to(tl.float32)
         y = tl.load(k_ptr + k_row[:, None] + second[None, :], mask=pair_live).to(tl.float32)
+        if GROUP_TOKENS > 0:
+            x *= tl.load(k_scale_ptr + k_scale_row + first[None, :], mask=pair_live)
+            y *= tl.load(k_scale_ptr + k_scale_row + second[None, :], mask=pair_live)
         table = tl.load(rope_table_ptr + layer)
         if table >= 0:
             angle_row = ((table * num_tokens + token) * ROTARY_DIMS)[:, None]
@@ -81,7 +94,9 @@ def place_kernel(
     if ROTARY_DIMS < HEAD_DIM:
         rest = ROTARY_DIMS + tl.arange(0, BLOCK_REST)
         rest_live = live[:, None] & (rest < HEAD_DIM)[None, :]
-        kept = tl.load(k_ptr + k_row[:, None] + rest[None, :], mask=rest_live)
+        kept = tl.load(k_ptr + k_row[:, None] + rest[None, :], mask=rest_live).to(tl.float32)
+        if GROUP_TOKENS > 0:
+            kept *= tl.load(k_scale_ptr + k_scale_row + rest[None, :], mask=rest_live)
         rest_out = k_pages_ptr + out_row[:, None] + rest[None, :]
         tl.store(rest_out, kept.to(k_pages_ptr.dtype.element_ty), mask=rest_live)
 
@@ -96,6 +111,7 @@ def place_triton(
     v_pages: Tensor,
     slots: Tensor,
     interleaved: bool,
+    scales: Scales | None,
 ) -> None:
     """See ``chunkcache_kernels.place.op.place``."""
     require_runnable(k_pages.device)
@@ -103,6 +119,8 @@ def place_triton(
     v = v if v.stride(-1) == 1 else v.contiguous()
     num_layers, num_tokens, num_heads, head_dim = k.shape
     rotary_dims = cos.shape[-1]
+    # Without scales the kernel reads none; any fp32 pointer will do.
+    k_scale, v_scale = (cos, sin) if scales is None else (scales.k, scales.v)
     grid = (triton.cdiv(num_tokens * num_heads, BLOCK_ROWS), num_layers)
     launcher(place_kernel, grid)(
         k,
@@ -113,7 +131,10 @@ def place_triton(
         k_pages,
         v_pages,
         slots,
+        k_scale.contiguous(),
+        v_scale.contiguous(),
         num_tokens,
+        k_scale.shape[1],
         *k.stride()[:3],
         *v.stride()[:3],
         k_pages.stride(0),
@@ -121,6 +142,7 @@ def place_triton(
         HEAD_DIM=head_dim,
         ROTARY_DIMS=rotary_dims,
         INTERLEAVED=interleaved,
+        GROUP_TOKENS=0 if scales is None else scales.group_tokens,
         BLOCK_ROWS=BLOCK_ROWS,
         BLOCK_HALF=triton.next_power_of_2(max(rotary_dims // 2, 1)),
         BLOCK_REST=triton.next_power_of_2(max(head_dim - rotary_dims, 1)),

@@ -1,0 +1,1 @@
+"""What each codec costs and gives: bytes per token, warm loads beside memcpy, added KL."""

@@ -1,0 +1,1 @@
+"""Quantise keys and values to int8 or fp8 with scales."""
