@@ -31,7 +31,7 @@ from chunkcache_api.cli.render import (
     verification_table,
     warning_lines,
 )
-from chunkcache_api.cli.retrieval import make_retriever
+from chunkcache_api.cli.retrieval import RetrieverFactory
 
 if TYPE_CHECKING:
     from chunkcache.chunk_cache import ChunkCache
@@ -132,7 +132,7 @@ def ask(
 
 def _retrieve(cache: "ChunkCache", question: str, top_k: int) -> "Sequence[DocumentRef]":
     with messages.status("looking up documents"):
-        return make_retriever(cache).retrieve(question, top_k)
+        return RetrieverFactory()(cache).retrieve(question, top_k)
 
 
 def _verified(growing: "StreamingAnswer") -> "Answer":

@@ -28,7 +28,7 @@ CREATE_HELP = help_text(
     documents, ingest stores and deletes documents, admin reads metrics; none holds another.
     What was pre-cached on the command line belongs to the tenant 'default'.""",
     "chunkcache keys create --tenant acme --scope query",
-    "chunkcache keys create --tenant acme --scope ingest --name ci --days 90 --json",
+    "chunkcache keys create --tenant acme --scope ingest --days 90 --json",
 )
 LIST_HELP = help_text(
     "List the keys: ids, tenants, scopes, expiry. The keys themselves are not kept anywhere.",
