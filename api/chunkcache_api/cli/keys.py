@@ -25,7 +25,7 @@ CREATE_HELP = help_text(
     """Make a key and print it, this once: only its hash is kept.
 
     A key opens the data of its tenant and of no other. Scope query asks questions and reads
-    documents, ingest stores and deletes documents, admin reads metrics; none holds another.
+    documents, ingest stores and deletes documents, admin looks after the server; none holds another.
     What was pre-cached on the command line belongs to the tenant 'default'.""",
     "chunkcache keys create --tenant acme --scope query",
     "chunkcache keys create --tenant acme --scope ingest --days 90 --json",
