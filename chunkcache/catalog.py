@@ -19,11 +19,9 @@ from chunkcache.catalog_counters import TenantCounters
 from chunkcache.catalog_expiry import expired_ids, put_expiry, remove_expiry
 from chunkcache.catalog_records import (
     ChunkIdsRecord,
-    CounterRecord,
     InfoRecord,
     TextRecord,
     build_document,
-    counter_key,
     document_info,
     info_key,
     info_prefix,
