@@ -15,14 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from chunkcache.catalog_chunks import ChunkRecords
+from chunkcache.catalog_counters import TenantCounters
 from chunkcache.catalog_expiry import expired_ids, put_expiry, remove_expiry
 from chunkcache.catalog_records import (
     ChunkIdsRecord,
-    CounterRecord,
     InfoRecord,
     TextRecord,
     build_document,
-    counter_key,
     document_info,
     info_key,
     info_prefix,
@@ -39,6 +38,7 @@ from chunkcache.documents import Document
 from chunkcache.entry import Entry
 from chunkcache.errors import DocumentNotFoundError, InvalidValueError, StoreFormatError
 from chunkcache.identity import DIGEST_BYTES, ChunkId, ChunkKey, TenantNamespace
+from chunkcache.quota import DocumentSize, TenantQuota
 from chunkcache.store.disk import put_entry
 from chunkcache.store.environment import StoreEnvironment
 from chunkcache.store.records import RecordT, decode_record, encode_record
@@ -55,6 +55,7 @@ class Catalog:
         namespace: The tenant; nothing of another one can be seen or changed.
         clock: Unix seconds now. A document that has expired is treated as if it were not there,
             and lies in the store until it is collected.
+        quota: What its documents may take; None is no limit.
     """
 
     def __init__(
@@ -62,11 +63,13 @@ class Catalog:
         env: StoreEnvironment,
         namespace: TenantNamespace,
         clock: Callable[[], float] = time.time,
+        quota: TenantQuota | None = None,
     ) -> None:
         self._env = env
         self._clock = clock
         self.namespace = namespace
         self._chunks = ChunkRecords(namespace)
+        self._counters = TenantCounters(namespace, quota)
 
     def put(self, document: Document, *, entries: Iterable[Entry] = (), now: float) -> PutResult:
         """Store a document, and entries of its chunks, as a whole.
@@ -79,7 +82,7 @@ class Catalog:
         Raises:
             InvalidValueError: An entry belongs to none of its chunks, or was prepared behind one
                 that no document holds.
-            StoreFullError: There is no room; nothing was kept.
+            StoreFullError: There is no room, or the tenant's quota is used up; nothing was kept.
         """
         owners = {chunk.token_ids: chunk.chunk_id for chunk in document.chunks}
         owned: list[tuple[ChunkId, Entry]] = []
@@ -189,7 +192,12 @@ class Catalog:
         """Documents now."""
         now = self._clock()
         with self._env.read() as txn:
-            return self._counter(txn).num_documents - len(self.expired_in(txn, now))
+            return self._counters.get(txn).num_documents - len(self.expired_in(txn, now))
+
+    def size(self) -> DocumentSize:
+        """What the documents take now."""
+        with self._env.read() as txn:
+            return self._counters.get(txn).size
 
     def generation(self) -> int:
         """A number that grows with every change of this tenant's documents.
@@ -198,7 +206,7 @@ class Catalog:
         """
         now = self._clock()
         with self._env.read() as txn:
-            return self._counter(txn).generation + len(self.expired_in(txn, now))
+            return self._counters.get(txn).generation + len(self.expired_in(txn, now))
 
     def chunks(self) -> Iterator[tuple[ChunkId, str, int]]:
         """Every chunk of every document: chunk id, document id, index in the document.
@@ -316,6 +324,7 @@ class Catalog:
     def _write(
         self, txn: Transaction, document: Document, old: InfoRecord | None, now: float
     ) -> PutResult:
+        old_size = self._counters.size_of(txn, old) if old else DocumentSize()
         new_ids = {chunk.chunk_id for chunk in document.chunks}
         old_ids = set(self._chunk_ids(txn, old)) if old else set()
         self._chunks.hold(txn, new_ids - old_ids)
@@ -328,10 +337,11 @@ class Catalog:
             updated_at=now,
         )
         document_id = document.document_id
+        info = info_record(stored)
         txn.put(
             Database.DOCUMENTS,
             info_key(self.namespace, document_id),
-            encode_record(info_record(stored)),
+            encode_record(info),
         )
         txn.put(
             Database.DOCUMENTS,
@@ -340,15 +350,16 @@ class Catalog:
         )
         remove_expiry(txn, self.namespace, old.expires_at if old else None, document_id)
         put_expiry(txn, self.namespace, stored.expires_at, document_id)
-        self._count(txn, 0 if old else 1)
+        self._counters.count(txn, 0 if old else 1, self._counters.size_of(txn, info) - old_size)
         return PutResult("updated" if old else "created", stored, removed)
 
     def _remove(self, txn: Transaction, info: InfoRecord) -> Removed:
+        size = self._counters.size_of(txn, info)
         removed = self._chunks.release(txn, self._chunk_ids(txn, info))
         txn.delete(Database.DOCUMENTS, info_key(self.namespace, info.document_id))
         txn.delete(Database.DOCUMENTS, text_key(self.namespace, info.document_id))
         remove_expiry(txn, self.namespace, info.expires_at, info.document_id)
-        self._count(txn, -1)
+        self._counters.count(txn, -1, DocumentSize() - size)
         return removed
 
     def _infos(self, txn: Transaction, after: str | None) -> Iterator[InfoRecord]:
@@ -380,16 +391,3 @@ class Catalog:
         if record is None:
             raise StoreFormatError("a document's text is missing")
         return record
-
-    def _counter(self, txn: Transaction) -> CounterRecord:
-        key = counter_key(self.namespace)
-        record = read_record(txn, Database.DOCUMENTS, key, CounterRecord, "a tenant's counters")
-        return record or CounterRecord()
-
-    def _count(self, txn: Transaction, num_new_documents: int) -> None:
-        counter = self._counter(txn)
-        counter = CounterRecord(
-            generation=counter.generation + 1,
-            num_documents=counter.num_documents + num_new_documents,
-        )
-        txn.put(Database.DOCUMENTS, counter_key(self.namespace), encode_record(counter))

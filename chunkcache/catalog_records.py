@@ -29,6 +29,7 @@ from chunkcache.identity import (
     decode_token_ids,
     encode_token_ids,
 )
+from chunkcache.quota import DocumentSize
 from chunkcache.store.records import Record, RecordT, decode_record
 from chunkcache.store.transaction import Database, Transaction
 
@@ -41,10 +42,19 @@ class CounterRecord(Record, frozen=True, kw_only=True):
     Attributes:
         generation: Changes so far.
         num_documents: Documents now.
+        num_tokens: Their tokens.
+        record_bytes: Bytes of their records.
     """
 
     generation: int = 0
     num_documents: int = 0
+    num_tokens: int = 0
+    record_bytes: int = 0
+
+    @property
+    def size(self) -> DocumentSize:
+        """What the documents take."""
+        return DocumentSize(self.num_tokens, self.record_bytes)
 
 
 class InfoRecord(Record, frozen=True, kw_only=True):

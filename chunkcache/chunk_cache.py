@@ -45,7 +45,7 @@ class ChunkCache:
     def __init__(
         self, runtime: Runtime, tenant: str = DEFAULT_TENANT, *, owns_runtime: bool = False
     ) -> None:
-        self.catalog = Catalog(runtime.env, runtime.namespace(tenant))
+        self.catalog = Catalog(runtime.env, runtime.namespace(tenant), quota=runtime.quota)
         self._serving = ServingModel.over(runtime.current, self.catalog)
         self._owns_runtime = owns_runtime
 
@@ -125,6 +125,7 @@ class ChunkCache:
             InvalidValueError: Id, text, metadata or expiry are not acceptable.
             StoreReadOnlyError: The store was opened for reading alone.
             EmptyDocumentError: Nothing to cache in the text.
+            QuotaExceededError: The tenant's quota is used up; nothing was kept.
             StoreFullError: No room. Text that was stored before the store was full is kept; the
                 chunks that have no entry are computed when they are asked for.
         """

@@ -22,6 +22,7 @@ The tree (code, HTTP status)::
     │   ├── StoreLockedError        store_locked             503
     │   ├── StoreReadOnlyError      store_read_only          403
     │   └── StoreFullError          store_full               507
+    │       └── QuotaExceededError  quota_exceeded           507
     ├── PinLimitError               pin_limit                507
     └── ModelError                  model_error              503
         ├── UnsupportedModelError   unsupported_model        503
@@ -175,6 +176,12 @@ class StoreFullError(StoreError):
 
     code = "store_full"
     status = 507
+
+
+class QuotaExceededError(StoreFullError):
+    """The tenant's documents would take more than its quota; nothing of the write was kept."""
+
+    code = "quota_exceeded"
 
 
 class PinLimitError(ChunkCacheError):

@@ -31,6 +31,7 @@ from chunkcache.model_opening import (
     pass_gate,
 )
 from chunkcache.pages import PagePool
+from chunkcache.quota import TenantQuota
 from chunkcache.results import ReloadResult
 from chunkcache.serving_meter import ServingMeter
 from chunkcache.settings import Settings
@@ -67,6 +68,7 @@ class Runtime:
         reuse_is_lossless: Whether an entry placed behind what it was prefilled behind is exact.
         system: The default system prompt.
         splitter: Cuts documents for this model's tokenizer.
+        quota: What the documents of one tenant may take.
         limits: Where a full prefill runs instead of a fusion.
         gate: What the start-up gate measured.
         succession: The runtimes over this store, one after each reload.
@@ -101,6 +103,7 @@ class Runtime:
             settings.max_fused_ratio,
             full_only=gate.full_only,
         )
+        self.quota = self._quota_of_a_tenant()
         self.prefill = IsolatedPrefill(runner)
         if predecessor is None:
             host = HostTier(
@@ -135,6 +138,7 @@ class Runtime:
             ).get,
             tile_rows=settings.decode_tile_rows,
             max_queued=settings.max_queued_requests,
+            max_queued_tokens=settings.max_queued_tokens,
         )
         self.json_constraints = JsonConstraints(
             model.tokenizer, runner.spec.vocab_size, runner.eos_token_ids
@@ -253,6 +257,13 @@ class Runtime:
             # Another document's removal took it from disk a moment ago.
             lease.warning = self.stack.keep(lease.entry, guard)
         return lease
+
+    def _quota_of_a_tenant(self) -> TenantQuota | None:
+        max_bytes, spec = self.settings.tenant_max_bytes, self.model.runner.spec
+        if max_bytes is None:
+            return None
+        per_token = self.codec.bytes_per_token(spec.num_layers, spec.num_kv_heads, spec.head_dim)
+        return TenantQuota(max_bytes, per_token)
 
     def _load_entry(self, identity: EntryIdentity, may_prefill: bool) -> Lease | MissReason:
         if not may_prefill:

@@ -61,6 +61,7 @@ class ServingModel:
             stop=options.stop,
             num_top_logprobs=options.top_logprobs,
             constraint=None if schema is None else runtime.json_constraints.compile(schema),
+            owner=self.ingest.catalog.namespace,
         )
         answer_id = new_answer_id()
 

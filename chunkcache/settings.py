@@ -1,13 +1,23 @@
-"""Every setting of the core, in one place: typed, bounded, documented, read once."""
+"""Every setting, in one place: typed, bounded, documented, read once.
+
+A value comes from an argument, else from the environment, else from a TOML file, else it is the
+default.
+"""
 
 import os
+import tomllib
 from pathlib import Path
-from typing import Literal
+from typing import Any, Final, Literal
 
 from pydantic import Field, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings.sources import InitSettingsSource
 
 from chunkcache.errors import InvalidValueError
+
+CONFIG_VARIABLE: Final = "CHUNKCACHE_CONFIG"
+"""Environment variable that names the TOML file."""
+ENV_PREFIX: Final = "CHUNKCACHE_"
 
 
 def default_cache_dir() -> Path:
@@ -17,10 +27,14 @@ def default_cache_dir() -> Path:
 
 
 class Settings(BaseSettings):
-    """Settings, from arguments or from environment variables ``CHUNKCACHE_<NAME>``."""
+    """Settings, from arguments, environment variables ``CHUNKCACHE_<NAME>``, or a file."""
 
     model_config = SettingsConfigDict(
-        env_prefix="CHUNKCACHE_", frozen=True, extra="forbid", protected_namespaces=()
+        env_prefix=ENV_PREFIX,
+        frozen=True,
+        extra="forbid",
+        protected_namespaces=(),
+        use_attribute_docstrings=True,
     )
 
     model: str = "demo"
@@ -84,18 +98,61 @@ class Settings(BaseSettings):
     """Rows of the fixed-shape decode tile: how many answers grow at once."""
     max_queued_requests: int = Field(default=64, ge=1)
     """Requests that may wait for the engine; more are refused."""
+    max_queued_tokens: int = Field(default=262_144, ge=1)
+    """Prompt tokens that may wait for the engine in all; beyond that, requests are refused."""
+    max_requests_per_key: int = Field(default=32, ge=1)
+    """Questions that one API key may have in flight."""
+    stalled_stream_seconds: float = Field(default=60.0, gt=0.0, le=86_400.0)
+    """A stream whose client reads nothing for so long is ended."""
     max_documents_per_request: int = Field(default=64, ge=1)
     """Documents that one request may name."""
     max_answer_tokens: int = Field(default=1024, ge=1)
     """Largest ``max_tokens`` of a request."""
     request_log_size: int = Field(default=256, ge=0, le=100_000)
     """Requests of which the service keeps an account, to be explained afterwards."""
+    keys_file: Path | None = None
+    """File of hashed API keys; None is ``keys.json`` in the store's directory, if it is there."""
+    metrics_access: Literal["admin", "open"] = "admin"
+    """Who may read ``/metrics`` where there are API keys: those of scope ``admin``, or everybody."""
+    tenant_max_bytes: int | None = Field(default=None, ge=0)
+    """Bytes that the documents of one tenant may take, keys and values included; None is no limit."""
     verify_rate: float = Field(default=0.0, ge=0.0, le=1.0)
     """Share of the fused answers that are verified against the full prefill when nobody waits."""
 
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Arguments, then the environment, then the file."""
+        return init_settings, env_settings, InitSettingsSource(settings_cls, file_values())
+
+
+def file_values() -> dict[str, Any]:
+    """What the file that ``CHUNKCACHE_CONFIG`` names says; nothing where it names none.
+
+    Raises:
+        InvalidValueError: The file cannot be read, or is not TOML.
+    """
+    name = os.environ.get(CONFIG_VARIABLE)
+    if not name:
+        return {}
+    try:
+        with Path(name).expanduser().open("rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise InvalidValueError(f"{CONFIG_VARIABLE}: {name}: {reason}", param="config") from error
+    except ValueError as error:
+        raise InvalidValueError(f"{CONFIG_VARIABLE}: {name}: {error}", param="config") from error
+
 
 def load_settings(**values: object) -> Settings:
-    """Build settings from arguments and the environment; arguments of None are left out.
+    """Build settings from arguments, environment and file; arguments of None are left out.
 
     Raises:
         InvalidValueError: A value is out of range or unknown; the message names it.

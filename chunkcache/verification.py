@@ -40,7 +40,7 @@ def verification_jobs(job: GenerationJob, fused: Finished) -> VerificationJobs:
     assert reference is not None
     # Where the end token is among the compared steps, there is one step more than tokens.
     answer_ids = full.token_ids[: len(reference) - 1]
-    scored = yield GenerationJob(plan.scoring(answer_ids), SamplingParams(), 1)
+    scored = yield GenerationJob(plan.scoring(answer_ids), SamplingParams(), 1, owner=job.owner)
     return Verification(
         kl_first=kl_divergence(full.first_logits, fused.first_logits),
         mean_kl=mean_kl(reference, scored.scored_logits),

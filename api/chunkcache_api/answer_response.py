@@ -29,10 +29,10 @@ async def answer_response(
         is_dry_run: Whether only the plan is wanted.
     """
     if encoder is not None:
-        return EventStreamResponse(service.workers, work, encoder)
+        return EventStreamResponse(service, work, encoder)
     produce = work.plan if is_dry_run else work.answer
     with (
-        service.workers.start(produce) as worker,
+        service.workers.start(produce, service.claims) as worker,
         cancelled_on_disconnect(worker, request.receive),
     ):
         async for event in worker:

@@ -6,9 +6,11 @@ from importlib.metadata import version
 from typing import Final
 
 from anyio import to_thread
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 
 from chunkcache.runtime import Runtime
+from chunkcache_api.auth.access import Gatekeeper, check_access
+from chunkcache_api.auth.key_ring import KeyRing
 from chunkcache_api.body_limit import BodyLimit
 from chunkcache_api.error_responses import UnexpectedErrors, add_error_handlers
 from chunkcache_api.metrics import metrics_registry
@@ -34,6 +36,8 @@ def create_app(
     runtime: Runtime | RuntimeFactory,
     *,
     retriever_factory: RetrieverFactory | None = None,
+    keys: KeyRing | None = None,
+    metrics_are_open: bool = False,
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES,
     on_load_failure: Callable[[BaseException], None] = lambda error: None,
 ) -> FastAPI:
@@ -45,12 +49,15 @@ def create_app(
             every route that needs the model answer 503 ``model_loading``. What it opened is
             closed when the application stops.
         retriever_factory: Builds what finds documents for ``top_k`` and ``/v1/search``; called
-            once, behind ``runtime``. None refuses both.
+            once for each tenant, behind ``runtime``. None refuses both.
+        keys: The API keys in force; None lets everybody in, as the default tenant.
+        metrics_are_open: Whether ``/metrics`` needs no key.
         max_body_bytes: Largest request body; for queries 2 MiB and for conversations 4 MiB, where
             that is less.
         on_load_failure: Told why loading failed; the application goes on answering 503.
     """
     state = ServiceState(runtime, retriever_factory, on_load_failure)
+    gatekeeper = Gatekeeper(keys or KeyRing(None), metrics_are_open=metrics_are_open)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -70,9 +77,11 @@ def create_app(
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        dependencies=[Depends(check_access)],
     )
+    app.state.gatekeeper = gatekeeper
     app.state.service = state
-    app.state.metrics = metrics_registry(state)
+    app.state.metrics = metrics_registry(state, gatekeeper.keys)
     add_error_handlers(app)
     app.add_middleware(UnexpectedErrors)
     app.add_middleware(

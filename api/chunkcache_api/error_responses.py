@@ -49,7 +49,11 @@ def error_body(error: ChunkCacheError) -> dict[str, Any]:
 
 def error_response(error: ChunkCacheError) -> Response:
     """The response of an error."""
-    headers = {"retry-after": str(RETRY_AFTER_SECONDS)} if error.code in _RETRIED_CODES else None
+    headers: dict[str, str] = {}
+    if error.code in _RETRIED_CODES:
+        headers["retry-after"] = str(RETRY_AFTER_SECONDS)
+    if error.status == 401:
+        headers["www-authenticate"] = "Bearer"
     return _response(error_body(error), error.status, headers)
 
 

@@ -3,15 +3,32 @@
 ::
 
     ChunkCacheError
+    ├── InvalidApiKeyError         invalid_api_key         401
+    ├── InsufficientScopeError     insufficient_scope      403
     ├── ModelNotFoundError         model_not_found         404
     ├── RequestNotFoundError       request_not_found       404
     ├── ReloadFailedError          reload_failed           409
     ├── BodyTooLargeError          body_too_large          413
     ├── UnsupportedMediaTypeError  unsupported_media_type  415
-    └── ModelLoadingError          model_loading           503
+    ├── ModelLoadingError          model_loading           503
+    └── KeysFileError              keys_file               503
 """
 
 from chunkcache.errors import ChunkCacheError
+
+
+class InvalidApiKeyError(ChunkCacheError):
+    """A request needs an API key, and has none that is valid."""
+
+    code = "invalid_api_key"
+    status = 401
+
+
+class InsufficientScopeError(ChunkCacheError):
+    """A request's key is valid, and does not allow what is asked."""
+
+    code = "insufficient_scope"
+    status = 403
 
 
 class ModelNotFoundError(ChunkCacheError):
@@ -53,4 +70,11 @@ class ModelLoadingError(ChunkCacheError):
     """The model is still being loaded; try again later."""
 
     code = "model_loading"
+    status = 503
+
+
+class KeysFileError(ChunkCacheError):
+    """The file of API keys cannot be used. No client meets it."""
+
+    code = "keys_file"
     status = 503

@@ -24,6 +24,7 @@ from chunkcache.background_verification import BackgroundVerifier
 from chunkcache.runtime import Runtime
 from chunkcache.serving_meter import HistogramCounts, ServingMeter, Stage
 from chunkcache.store.stack import TierStack
+from chunkcache_api.auth.key_ring import KeyRing, KeyRingStats
 from chunkcache_api.service import Service, ServiceState
 
 LabelT = TypeVar("LabelT", bound=str)
@@ -41,14 +42,15 @@ _STAGE_METRICS: Final[dict[Stage, tuple[str, str]]] = {
 }
 
 
-def metrics_registry(state: ServiceState) -> CollectorRegistry:
+def metrics_registry(state: ServiceState, keys: KeyRing) -> CollectorRegistry:
     """A registry of one application: its service's figures, and its process's.
 
     Args:
         state: The application's service, open or not.
+        keys: The API keys in force.
     """
     registry = CollectorRegistry()
-    registry.register(_ServiceCollector(state))
+    registry.register(_ServiceCollector(state, keys))
     ProcessCollector(registry=registry)
     return registry
 
@@ -56,8 +58,9 @@ def metrics_registry(state: ServiceState) -> CollectorRegistry:
 class _ServiceCollector(Collector):
     """Reads everything anew at each scrape."""
 
-    def __init__(self, state: ServiceState) -> None:
+    def __init__(self, state: ServiceState, keys: KeyRing) -> None:
         self._state = state
+        self._keys = keys
 
     def collect(self) -> Iterable[Metric]:
         service = self._state.open_service
@@ -67,8 +70,21 @@ class _ServiceCollector(Collector):
         yield GaugeMetricFamily(
             "chunkcache_ready", "1 while requests are served.", value=float(service is not None)
         )
+        yield from _api_keys(self._keys.stats())
         if service is not None:
             yield from _service_metrics(service)
+
+
+def _api_keys(stats: KeyRingStats) -> Iterator[Metric]:
+    yield GaugeMetricFamily("chunkcache_api_keys", "API keys in force.", value=stats.num_keys)
+    yield GaugeMetricFamily(
+        "chunkcache_api_keys_stale",
+        "1 while the file of keys has changed and cannot be read; the keys of before are in force.",
+        value=float(stats.is_stale),
+    )
+    yield _counters(
+        "chunkcache_refused_keys", "Requests refused for their key.", "reason", stats.refused
+    )
 
 
 def _service_metrics(service: Service) -> Iterator[Metric]:

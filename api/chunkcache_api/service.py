@@ -6,7 +6,7 @@ Loading runs on a thread, so that the server answers ``/livez`` meanwhile. Knows
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final, Literal
@@ -14,7 +14,7 @@ from typing import Final, Literal
 import structlog
 from anyio import CapacityLimiter
 
-from chunkcache.chunk_cache import ChunkCache
+from chunkcache.chunk_cache import DEFAULT_TENANT, ChunkCache
 from chunkcache.errors import (
     ChunkCacheError,
     DrainingError,
@@ -25,10 +25,11 @@ from chunkcache.errors import (
 from chunkcache.identity import digest_fields
 from chunkcache.results import ReloadResult
 from chunkcache.runtime import Runtime
+from chunkcache_api.auth.access import Principal
 from chunkcache_api.errors import ModelLoadingError, ReloadFailedError
 from chunkcache_api.request_log import RequestLog
 from chunkcache_api.retrieval import Retriever, RetrieverFactory
-from chunkcache_api.workers import WorkerPool
+from chunkcache_api.workers import Claim, WorkerPool
 
 RuntimeFactory = Callable[[], Runtime]
 State = Literal["loading", "ready", "failed", "closing"]
@@ -37,23 +38,26 @@ _VERSION: Final = version("chunkcache")
 NUM_QUICK_THREADS: Final = 8
 NUM_PREFILL_THREADS: Final = 4
 NUM_SEARCH_THREADS: Final = 4
+MAX_TENANT_SHARE: Final = 0.75
+"""Of the places for questions: the rest is left to other tenants."""
 
 _log = structlog.get_logger("chunkcache.api")
 
 
 @dataclass(frozen=True)
 class Service:
-    """An open runtime and what stands around it.
+    """An open runtime and what stands around it, as one tenant sees it.
 
     Attributes:
-        cache: The default tenant's documents.
-        retriever: Finds documents for a question, where one is configured.
+        cache: The tenant's documents.
+        retriever: Finds its documents for a question, where one is configured.
         model_name: The served model's name.
-        requests: An account of the latest requests.
-        workers: Threads for questions, at most as many as the engine takes requests.
+        requests: An account of the tenant's latest requests.
+        workers: Threads for questions, of all tenants, at most as many as the engine takes requests.
         quick_threads: Threads for looking at documents and deleting them.
         search_threads: Threads for searches; one after a change of the documents embeds what is new.
         prefill_threads: Threads for storing documents, which waits for the model.
+        claims: Bounds on the questions in flight of those on whose behalf a request comes.
         loaded_at: Unix seconds.
     """
 
@@ -71,6 +75,7 @@ class Service:
     search_threads: CapacityLimiter = field(
         default_factory=lambda: CapacityLimiter(NUM_SEARCH_THREADS)
     )
+    claims: tuple[Claim, ...] = ()
     loaded_at: float = field(default_factory=time.time)
 
     @property
@@ -95,6 +100,35 @@ class Service:
             workers=WorkerPool(settings.max_queued_requests + settings.decode_tile_rows),
         )
 
+    def of_tenant(self, tenant: str, retriever_factory: RetrieverFactory | None) -> "Service":
+        """The same runtime as another tenant sees it: nothing of one is another's.
+
+        It has threads for documents of its own, so that no tenant's uploads wait for another's.
+        """
+        cache = ChunkCache(self.cache.runtime, tenant)
+        return replace(
+            self,
+            cache=cache,
+            retriever=None if retriever_factory is None else retriever_factory(cache),
+            requests=RequestLog(cache.runtime.settings.request_log_size),
+            quick_threads=CapacityLimiter(NUM_QUICK_THREADS),
+            prefill_threads=CapacityLimiter(NUM_PREFILL_THREADS),
+        )
+
+    def for_principal(self, principal: Principal) -> "Service":
+        """With bounds on what one key, and its tenant, may have in flight."""
+        if principal.key_id is None:
+            return self
+        settings = self.cache.runtime.settings
+        num_workers = settings.max_queued_requests + settings.decode_tile_rows
+        return replace(
+            self,
+            claims=(
+                Claim(f"key:{principal.key_id}", settings.max_requests_per_key),
+                Claim(f"tenant:{principal.tenant}", max(1, int(num_workers * MAX_TENANT_SHARE))),
+            ),
+        )
+
 
 class ServiceState:
     """Opens the service, hands it out while it is open, closes it.
@@ -115,8 +149,10 @@ class ServiceState:
         self._retriever_factory = retriever_factory
         self._on_load_failure = on_load_failure
         self._lock = threading.Lock()
+        self._tenants_lock = threading.Lock()
         self._state: State = "loading"
         self._service: Service | None = None
+        self._by_tenant: dict[str, Service] = {}
         self._failure: BaseException | None = None
 
     def start(self) -> None:
@@ -201,6 +237,16 @@ class ServiceState:
             ) from error
         _log.info("reloaded", changed=result.changed, model=result.model, digest=result.digest)
         return result
+
+    def require_for(self, principal: Principal) -> Service:
+        """The open service as one on whose behalf a request comes sees it. Errors likewise."""
+        service, tenant = self.require(), principal.tenant
+        if tenant != DEFAULT_TENANT:
+            with self._tenants_lock:
+                if tenant not in self._by_tenant:
+                    self._by_tenant[tenant] = service.of_tenant(tenant, self._retriever_factory)
+                service = self._by_tenant[tenant]
+        return service.for_principal(principal)
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:

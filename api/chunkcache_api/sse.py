@@ -4,6 +4,7 @@ Every event is one ``data:`` line of JSON. A stream that succeeded ends with ``d
 that failed ends with an error event and nothing behind it. What the events say is an encoder's.
 """
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any, Final, Protocol
@@ -17,7 +18,8 @@ from chunkcache_api.answering import AnswerWork, Completed, Started, TextPiece
 from chunkcache_api.disconnect import cancelled_on_disconnect
 from chunkcache_api.error_responses import error_body, internal_error
 from chunkcache_api.server_timing import HEADER, planning_value
-from chunkcache_api.workers import Event, Worker, WorkerPool
+from chunkcache_api.service import Service
+from chunkcache_api.workers import Event, Worker
 
 KEEP_ALIVE_SECONDS: Final = 15.0
 """A silent stream sends a comment this often: proxies cut silent connections."""
@@ -85,22 +87,23 @@ class EventStreamResponse(Response):
     """Runs a request and streams its events.
 
     The worker starts when the response is sent, and has been cancelled when that returns, however
-    it returns. What fails before the first event is raised, and so becomes an ordinary error
+    it returns; it ends early where the client does not read. What fails before the first event is raised, and so becomes an ordinary error
     response.
 
     Args:
-        pool: Where the worker runs.
+        service: Where the worker runs.
         work: The request.
         encoder: Frames its events.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, pool: WorkerPool, work: AnswerWork, encoder: EventEncoder) -> None:
+    def __init__(self, service: Service, work: AnswerWork, encoder: EventEncoder) -> None:
         self.status_code = 200
         self.background = None
         self.init_headers({"cache-control": "no-store", "x-accel-buffering": "no"})
-        self._pool = pool
+        self._service = service
+        self._stall_seconds = service.cache.runtime.settings.stalled_stream_seconds
         self._work = work
         self._encoder = encoder
 
@@ -111,7 +114,7 @@ class EventStreamResponse(Response):
             ChunkCacheError: The request was refused before anything was sent.
         """
         with (
-            self._pool.start(self._work.answer) as worker,
+            self._service.workers.start(self._work.answer, self._service.claims) as worker,
             cancelled_on_disconnect(worker, receive),
         ):
             started = await anext(worker)
@@ -119,10 +122,27 @@ class EventStreamResponse(Response):
             timing = (HEADER, planning_value(started.plan_ms))
             headers = [*self.raw_headers, timing]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
-            await _send_data(send, first)
-            async for data in self._frames(worker):
-                await _send_data(send, data)
+            try:
+                await self._send_data(send, first)
+                async for data in self._frames(worker):
+                    await self._send_data(send, data)
+            except _StalledError:
+                # The connection ends without an end of the body, as a broken one does.
+                _log.warning("stream_stalled", seconds=self._stall_seconds)
+                return
             await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_data(self, send: Send, data: bytes) -> None:
+        """Send, or give up a client that does not read.
+
+        What waits for a slow one is bounded by the length of an answer, and its pages do not wait
+        for it: the engine never waits for a reader.
+        """
+        try:
+            async with asyncio.timeout(self._stall_seconds):
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+        except TimeoutError as error:
+            raise _StalledError from error
 
     async def _frames(self, worker: Worker) -> AsyncIterator[bytes]:
         """What follows the first event, the end included; failures become the last event."""
@@ -142,5 +162,5 @@ class EventStreamResponse(Response):
             yield self._encoder.encode_error(internal_error())
 
 
-async def _send_data(send: Send, data: bytes) -> None:
-    await send({"type": "http.response.body", "body": data, "more_body": True})
+class _StalledError(Exception):
+    """The client has read nothing for too long."""

@@ -6,7 +6,8 @@ that needs no loop and no task. Knows nothing of HTTP or of what is produced.
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol
@@ -70,6 +71,19 @@ class WorkerScope:
 
 
 Produce = Callable[[WorkerScope], None]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A bound on the workers that one owner may have alive.
+
+    Attributes:
+        owner: Who.
+        max_workers: How many.
+    """
+
+    owner: str
+    max_workers: int
 
 
 @dataclass(frozen=True)
@@ -169,6 +183,7 @@ class WorkerPool:
         self._max_workers = max_workers
         self._lock = threading.Lock()
         self._alive: dict[int, Worker] = {}
+        self._num_by_owner: Counter[str] = Counter()
         self._num_started = 0
         self._is_closed = False
 
@@ -178,11 +193,15 @@ class WorkerPool:
         with self._lock:
             return len(self._alive)
 
-    def start(self, produce: Produce) -> Worker:
+    def start(self, produce: Produce, claims: Sequence[Claim] = ()) -> Worker:
         """Run a producer.
 
+        Args:
+            produce: The producer.
+            claims: Bounds of those on whose behalf it runs.
+
         Raises:
-            QueueFullError: Too many are alive.
+            QueueFullError: Too many are alive, or too many of an owner.
             DrainingError: The pool is closed.
         """
         with self._lock:
@@ -190,9 +209,17 @@ class WorkerPool:
                 raise DrainingError("the server is stopping")
             if len(self._alive) >= self._max_workers:
                 raise QueueFullError(f"{len(self._alive)} requests are in flight; try again later")
+            for claim in claims:
+                if self._num_by_owner[claim.owner] >= claim.max_workers:
+                    raise QueueFullError(
+                        f"{claim.max_workers} requests of this {claim.owner.partition(':')[0]} are "
+                        "in flight; try again later"
+                    )
             self._num_started += 1
             number = self._num_started
-            worker = self._alive[number] = Worker(produce, lambda: self._ended(number))
+            owners = [claim.owner for claim in claims]
+            self._num_by_owner.update(owners)
+            worker = self._alive[number] = Worker(produce, lambda: self._ended(number, owners))
         return worker
 
     def close(self) -> None:
@@ -205,6 +232,10 @@ class WorkerPool:
         for worker in workers:
             worker.join()
 
-    def _ended(self, number: int) -> None:
+    def _ended(self, number: int, owners: Sequence[str]) -> None:
         with self._lock:
             del self._alive[number]
+            self._num_by_owner.subtract(owners)
+            for owner in owners:
+                if not self._num_by_owner[owner]:
+                    del self._num_by_owner[owner]

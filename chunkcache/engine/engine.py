@@ -22,6 +22,7 @@ from chunkcache.engine.idle import IdleCounts, IdleLane, IdleWork
 from chunkcache.engine.request import ActiveRequest, GenerationJob, OnEnd
 from chunkcache.engine.solo import SoloRunner
 from chunkcache.engine.stream import AnswerStream, Finished
+from chunkcache.engine.waiting import WaitingRequests
 from chunkcache.errors import (
     ChunkCacheError,
     ContextLengthExceededError,
@@ -55,6 +56,7 @@ class Engine:
         load_template: Finds or computes entries of template text; likewise.
         tile_rows: Rows of the decode tile, and so answers that grow at once.
         max_queued: Requests that may wait.
+        max_queued_tokens: Prompt tokens of requests that may wait, in all.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Engine:
         *,
         tile_rows: int,
         max_queued: int,
+        max_queued_tokens: int,
     ) -> None:
         self._runner = runner
         self._tokenizer = tokenizer
@@ -79,7 +82,7 @@ class Engine:
             queue.SimpleQueue()
         )
         self._tasks: deque[Callable[[], None]] = deque()
-        self._waiting: deque[ActiveRequest] = deque()
+        self._waiting = WaitingRequests(max_queued_tokens)
         self._fusing: ActiveRequest | None = None
         self._decoding: list[ActiveRequest] = []
         self._num_open = 0
@@ -130,7 +133,7 @@ class Engine:
 
         Raises:
             ContextLengthExceededError: It can never fit.
-            QueueFullError: Too many requests wait.
+            QueueFullError: Too many requests wait, or too many tokens.
             DrainingError: The engine is stopping.
             InvalidValueError: ``max_tokens`` is less than 1, or more answers are asked for than
                 grow at once.
@@ -153,6 +156,7 @@ class Engine:
             self._check_accepting()
             if self._num_open >= self._max_queued + self._tile.num_rows:
                 raise QueueFullError(f"{self._num_open} requests are in flight; try again later")
+            self._waiting.announce(first)
             self._num_open += 1
             self._inbox.put(first)
         return stream
@@ -269,8 +273,7 @@ class Engine:
         if self._fusing is not None and self._fusing.stream.is_cancelled:
             request, self._fusing = self._fusing, None
             self._end(request, request.cancel)
-        for request in [r for r in self._waiting if r.stream.is_cancelled]:
-            self._waiting.remove(request)
+        for request in self._waiting.take_cancelled():
             self._end(request, request.cancel)
         for request in [r for r in self._decoding if r.stream.is_cancelled]:
             self._decoding.remove(request)
@@ -301,11 +304,11 @@ class Engine:
         """Begin the fusion, or the rerun, at the head of the queue, if there is room for it."""
         if not self._waiting:
             return
-        request = self._waiting[0]
+        request = self._waiting.head()
         if len(self._decoding) + request.num_answers > self._tile.num_rows:
             return
         if request.pages is not None:
-            self._fusing = self._waiting.popleft()
+            self._fusing = self._waiting.take()
             self._solo.begin_again(request)
             return
         pages = self._reserve(request)
@@ -313,7 +316,7 @@ class Engine:
             pages = self._reserve(request)
         if pages is None:
             return
-        self._waiting.popleft()
+        self._waiting.take()
         self._solo.begin(request, pages)
         self._fusing = request
 
@@ -349,7 +352,7 @@ class Engine:
         """Answers whose next token changes the rotation go to the head of the queue."""
         for request in [r for r in self._decoding if self._solo.must_begin_again(r)]:
             self._decoding.remove(request)
-            self._waiting.appendleft(request)
+            self._waiting.put_first(request)
 
     def _take(self, request: ActiveRequest, logits: torch.Tensor) -> None:
         reason = request.take(logits)

@@ -38,6 +38,7 @@ class GenerationJob:
         num_top_logprobs: How many of the likeliest tokens come with each token; None asks for no
             log probabilities.
         constraint: Makes what an answer has to keep to, if it has to.
+        owner: Whose it is: owners take turns.
     """
 
     plan: FusionPlan
@@ -48,6 +49,7 @@ class GenerationJob:
     stop: tuple[str, ...] = ()
     num_top_logprobs: int | None = None
     constraint: MakeConstraint | None = None
+    owner: bytes = b""
 
     def __post_init__(self) -> None:
         """Growing an answer behind a given one would make two of them."""

@@ -118,7 +118,11 @@ def test_stopping_while_loading_closes_what_is_opened_later(
 def test_a_runtime_that_was_given_stays_open(make_runtime: MakeRuntime, serve: Serve) -> None:
     with make_runtime() as runtime:
         with serve(create_app(runtime)) as client:
-            assert client.get("/readyz").json() == {"status": "ready", "model": "tiny-llama"}
+            assert client.get("/readyz").json() == {
+                "status": "ready",
+                "model": "tiny-llama",
+                "warnings": [],
+            }
         assert runtime.engine.call(lambda: 7).result() == 7
 
 

@@ -11,19 +11,13 @@ import typer.main
 
 from chunkcache_api.cli.app import app
 
-COMMANDS = (
-    "demo",
-    "precache",
-    "ask",
-    "serve",
-    "stats",
-    "store",
-    "models",
-    "doctor",
-    "plan",
-    "version",
-)
-GROUPS = {"models": ("check", "convert"), "store": ("verify", "gc", "backup", "export", "import")}
+GROUPS = {
+    "models": ("check", "convert"),
+    "store": ("verify", "gc", "backup", "export", "import"),
+    "keys": ("create", "list", "revoke"),
+    "config": ("show",),
+}
+COMMANDS = ("demo", "precache", "ask", "serve", "stats", *GROUPS, "doctor", "plan", "version")
 LEAVES = (
     *(c for c in COMMANDS if c not in GROUPS),
     *(f"{group} {leaf}" for group, leaves in GROUPS.items() for leaf in leaves),

@@ -27,6 +27,33 @@ def test_other_addresses_are_refused(cli_json, host: str, store: Path) -> None:
     assert not store.exists()
 
 
+def test_keys_that_are_set_and_not_there_are_an_error(cli_json, tmp_path: Path) -> None:
+    path = tmp_path / "none.json"
+    body = cli_json("serve", "--host", "0.0.0.0", "--keys-file", path, exit_code=1)
+    assert body["error"]["code"] == "keys_file"
+
+
+def test_with_keys_other_addresses_are_listened_on(cli_json, start_cli) -> None:
+    made = cli_json("keys", "create", "--tenant", "acme", "--scope", "query")
+    process = start_cli("serve", "--host", "0.0.0.0", "--port", "0", "--no-retriever", "--json")
+    assert process.stdout is not None
+    lines = []
+    while not lines or lines[-1].rstrip() != "}":
+        lines.append(process.stdout.readline())
+        assert lines[-1], process.communicate()
+    body = json.loads("".join(lines))
+    assert body["requires_api_key"] is True
+    url = body["url"].replace("0.0.0.0", "127.0.0.1")
+    with httpx.Client(base_url=url, trust_env=False, timeout=60) as client:
+        assert client.get("/v1/documents").status_code == 401
+        headers = {"authorization": f"Bearer {made['key']}"}
+        assert client.get("/v1/documents", headers=headers).json()["data"] == []
+    process.send_signal(signal.SIGTERM)
+    _, stderr = process.communicate()
+    assert process.returncode == 0, stderr
+    assert made["key"] not in stderr
+
+
 def test_a_port_in_use_is_an_error(cli_json) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         body = cli_json("serve", "--port", str(other.getsockname()[1]), exit_code=1)

@@ -32,7 +32,7 @@ from chunkcache_api.cli.render import (
     verification_table,
     warning_lines,
 )
-from chunkcache_api.cli.retrieval import make_retriever
+from chunkcache_api.cli.retrieval import RetrieverFactory
 
 if TYPE_CHECKING:
     from chunkcache.chunk_cache import ChunkCache
@@ -149,7 +149,7 @@ def _retrieve(
     cache: "ChunkCache", question: str, top_k: int, filters: "MetadataFilter | None"
 ) -> "Sequence[DocumentRef]":
     with messages.status("looking up documents"):
-        return make_retriever(cache).retrieve(question, top_k, filters)
+        return RetrieverFactory()(cache).retrieve(question, top_k, filters)
 
 
 def _read_filter(text: str | None) -> "MetadataFilter | None":

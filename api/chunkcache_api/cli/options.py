@@ -138,6 +138,15 @@ SystemOption = Annotated[
         show_default="built in",
     ),
 ]
+KeysFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--keys-file",
+        envvar="CHUNKCACHE_KEYS_FILE",
+        help="File of hashed API keys.",
+        show_default="keys.json in the store",
+    ),
+]
 JsonOption = Annotated[
     bool,
     typer.Option("--json", help="Print one JSON object on stdout, and nothing else there."),

@@ -6,19 +6,28 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from chunkcache.chunk_cache import ChunkCache
     from chunkcache.neighbours import NeighbourFinder
+    from chunkcache_retriever.embedder import Embedder
     from chunkcache_retriever.retriever import Retriever
 
 
-def make_retriever(cache: "ChunkCache") -> "Retriever":
-    """Load the embedder; takes seconds.
+class RetrieverFactory:
+    """Makes retrievers that share one embedder, which is loaded with the first of them."""
 
-    Raises:
-        ModelFilesError: It is not installed.
-    """
-    from chunkcache_retriever.minilm import MiniLmEmbedder
-    from chunkcache_retriever.retriever import Retriever
+    def __init__(self) -> None:
+        self._embedder: Embedder | None = None
 
-    return Retriever(cache, MiniLmEmbedder())
+    def __call__(self, cache: "ChunkCache") -> "Retriever":
+        """A retriever over a cache; the first takes seconds.
+
+        Raises:
+            ModelFilesError: The embedder is not installed.
+        """
+        from chunkcache_retriever.minilm import MiniLmEmbedder
+        from chunkcache_retriever.retriever import Retriever
+
+        if self._embedder is None:
+            self._embedder = MiniLmEmbedder()
+        return Retriever(cache, self._embedder)
 
 
 def make_neighbours(
@@ -45,7 +54,7 @@ def make_neighbours(
 
 
 def why_no_retriever() -> str | None:
-    """Why :func:`make_retriever` cannot work here, or None. Loads nothing."""
+    """Why :class:`RetrieverFactory` cannot work here, or None. Loads nothing."""
     from chunkcache.errors import ModelFilesError
     from chunkcache_retriever.minilm import minilm_dir
 

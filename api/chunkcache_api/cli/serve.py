@@ -1,4 +1,4 @@
-"""``chunkcache serve``: the REST API on a loopback address, until a signal comes."""
+"""``chunkcache serve``: the REST API, until a signal comes; without keys on loopback alone."""
 
 import ipaddress
 import os
@@ -21,6 +21,7 @@ from chunkcache_api.cli.options import (
     CodecOption,
     HostTierBytesOption,
     JsonOption,
+    KeysFileOption,
     ModelOption,
     PolicyOption,
     PreparationOption,
@@ -30,25 +31,27 @@ from chunkcache_api.cli.options import (
     StoreMaxBytesOption,
     StoreOption,
 )
-from chunkcache_api.cli.retrieval import make_retriever, why_no_retriever
+from chunkcache_api.cli.retrieval import RetrieverFactory, why_no_retriever
 
 if TYPE_CHECKING:
     from chunkcache.chunk_cache import ChunkCache
     from chunkcache.settings import Settings
+    from chunkcache_api.auth.key_ring import KeyRing
     from chunkcache_api.service import ServiceState
     from chunkcache_retriever.retriever import Retriever
 
 HELP = help_text(
     """Serve the REST API on this machine.
 
-    One process serves one model. There are no API keys yet, so it listens on loopback addresses
-    alone: whoever reaches it may read and delete every document. /readyz says when the model is
-    loaded; /openapi.json describes the routes; /metrics is for Prometheus. A hangup signal (unless
-    it is a terminal's), or POST /v1/models/reload, loads a model again whose files have changed.""",
+    One process serves one model. Once there are API keys (chunkcache keys create), every request
+    needs one. Without keys it listens on loopback addresses alone: whoever reaches it may read and
+    delete every document. /readyz says when the model is loaded; /openapi.json describes the routes;
+    /metrics is for Prometheus. A hangup signal (unless it is a terminal's), or
+    POST /v1/models/reload, loads a model again whose files have changed.""",
     "chunkcache serve",
     "chunkcache serve --port 9000 --store team.store",
     "chunkcache serve --verify-rate 0.01",
-    "chunkcache serve --host ::1 --no-retriever",
+    "chunkcache serve --host 0.0.0.0 --keys-file keys.json",
 )
 
 DRAIN_SECONDS = 30
@@ -56,7 +59,7 @@ DRAIN_SECONDS = 30
 
 
 def serve(
-    host: Annotated[str, typer.Option(help="Loopback address to listen on.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65_535, help="Port; 0 takes a free one.")] = 8000,
     has_retriever: Annotated[
         bool,
@@ -74,6 +77,7 @@ def serve(
             show_default="0",
         ),
     ] = None,
+    keys_file: KeysFileOption = None,
     store: StoreOption = None,
     model: ModelOption = None,
     adapter: AdapterOption = None,
@@ -90,13 +94,6 @@ def serve(
 ) -> None:
     """Listen, say where, serve."""
     with reporting_errors(as_json=as_json):
-        if not is_loopback(host):
-            fail(
-                f"{host!r} is not a loopback address, and without API keys everybody who reaches "
-                "it could read and delete every document; listen on 127.0.0.1 or ::1",
-                "not_loopback",
-                as_json=as_json,
-            )
         from chunkcache.settings import load_settings
 
         settings = load_settings(
@@ -113,20 +110,31 @@ def serve(
             store_max_bytes=store_max_bytes,
             read_only=read_only,
             verify_rate=verify_rate,
+            keys_file=keys_file,
         )
+        keys = _keys_of(settings)
+        if keys.is_open and not is_loopback(host):
+            fail(
+                f"{host!r} is not a loopback address, and without API keys everybody who reaches "
+                "it could read and delete every document; make keys with 'chunkcache keys create', "
+                "or listen on 127.0.0.1 or ::1",
+                "not_loopback",
+                as_json=as_json,
+            )
         with _listening(host, port, as_json=as_json) as listener:
             url = _url(listener)
             if not as_json:
-                _explain(url, settings.model)
+                _explain(url, settings.model, keys, is_local=is_loopback(host))
             body = {
                 "url": url,
                 "model": settings.model,
                 "store": str(settings.store),
-                "requires_api_key": False,
+                "requires_api_key": not keys.is_open,
             }
             _run(
                 listener,
                 settings,
+                keys,
                 has_retriever=has_retriever,
                 on_ready=lambda: print_json(body) if as_json else say("ready"),
             )
@@ -159,19 +167,38 @@ def _url(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _explain(url: str, model: str) -> None:
+def _keys_of(settings: "Settings") -> "KeyRing":
+    """The keys of a store.
+
+    Raises:
+        KeysFileError: The file cannot be read, or it is set and not there.
+    """
+    from chunkcache_api.auth.key_ring import KeyRing
+    from chunkcache_api.auth.keys_file import keys_path
+
+    return KeyRing(keys_path(settings), is_required=settings.keys_file is not None)
+
+
+def _explain(url: str, model: str, keys: "KeyRing", *, is_local: bool) -> None:
     results.print(f"chunkcache serves {model} on {url} (interrupt to stop)", markup=False)
-    say("no API keys: reachable from this machine alone, for every user and program on it")
+    if keys.is_open:
+        say("no API keys: reachable from this machine alone, for every user and program on it")
+    else:
+        say(f"API keys in force: {keys.stats().num_keys}")
+    if not is_local:
+        say("keys and texts travel as they are: put a proxy that speaks TLS in front")
+    header = "" if keys.is_open else ' -H "authorization: Bearer $KEY"'
     say("try, once it is ready:")
-    say(f"""  curl {url}/v1/documents/note -X PUT -H 'content-type: application/json' \\
+    say(f"""  curl {url}/v1/documents/note -X PUT{header} -H 'content-type: application/json' \\
     -d '{{"text": "The PIN is 4017."}}'""")
-    say(f"""  curl {url}/v1/query -H 'content-type: application/json' \\
+    say(f"""  curl {url}/v1/query{header} -H 'content-type: application/json' \\
     -d '{{"query": "What is the PIN?", "document_ids": ["note"]}}'""")
 
 
 def _run(
     listener: socket.socket,
     settings: "Settings",
+    keys: "KeyRing",
     *,
     has_retriever: bool,
     on_ready: Callable[[], None],
@@ -191,6 +218,7 @@ def _run(
     log_to_stderr()
     failures: list[BaseException] = []
     is_ready = threading.Event()
+    retrievers = RetrieverFactory()
 
     def note_ready() -> None:
         is_ready.set()
@@ -203,8 +231,9 @@ def _run(
         return runtime
 
     def open_retriever(cache: "ChunkCache") -> "Retriever":
-        retriever = make_retriever(cache)
-        note_ready()
+        retriever = retrievers(cache)
+        if not is_ready.is_set():
+            note_ready()
         return retriever
 
     def give_up(error: BaseException) -> None:
@@ -217,6 +246,8 @@ def _run(
     app = create_app(
         open_runtime,
         retriever_factory=open_retriever if has_retriever else None,
+        keys=keys,
+        metrics_are_open=settings.metrics_access == "open",
         on_load_failure=give_up,
     )
     config = uvicorn.Config(

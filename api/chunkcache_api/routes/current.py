@@ -1,4 +1,4 @@
-"""The open service, as a route's argument."""
+"""The open service as the tenant of a request sees it, as a route's argument."""
 
 from typing import Annotated
 
@@ -13,12 +13,12 @@ def service_state(request: Request) -> ServiceState:
 
 
 async def current_service(request: Request) -> Service:
-    """The open service.
+    """The open service, as the request's tenant sees it. The tenant comes from the key alone.
 
     Raises:
         ChunkCacheError: It is not open.
     """
-    return service_state(request).require()
+    return service_state(request).require_for(request.state.principal)
 
 
 CurrentService = Annotated[Service, Depends(current_service)]

@@ -1,9 +1,11 @@
 """``/livez``, ``/readyz``, ``/version``: for whoever runs the server."""
 
 from importlib.metadata import version
+from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 
+from chunkcache_api.auth.access import Gatekeeper
 from chunkcache_api.routes.current import CurrentService
 
 router = APIRouter(tags=["health"])
@@ -16,9 +18,14 @@ async def livez() -> dict[str, str]:
 
 
 @router.get("/readyz")
-async def readyz(service: CurrentService) -> dict[str, str]:
-    """Whether requests are served; 503 while the model is being loaded."""
-    return {"status": "ready", "model": service.model_name}
+async def readyz(request: Request, service: CurrentService) -> dict[str, Any]:
+    """Whether requests are served; 503 while the model is being loaded.
+
+    ``warnings`` says what the operator should look at.
+    """
+    gatekeeper: Gatekeeper = request.app.state.gatekeeper
+    warnings = ["keys_file_unreadable"] if gatekeeper.keys.stats().is_stale else []
+    return {"status": "ready", "model": service.model_name, "warnings": warnings}
 
 
 @router.get("/version")

@@ -61,6 +61,8 @@ def place_kernel(
         v *= tl.load(v_scale_ptr + v_scale_row, mask=live, other=0.0)[:, None]
         group = layer * num_groups + token // GROUP_TOKENS
         k_scale_row = ((group * NUM_HEADS + head) * HEAD_DIM)[:, None]
+    else:
+        k_scale_row = k_row[:, None]  # never read: there are no scales
     v_out = v_pages_ptr + out_row[:, None] + dims[None, :]
     tl.store(v_out, v.to(v_pages_ptr.dtype.element_ty), mask=v_live)
 

@@ -1,0 +1,1 @@
+"""API keys: their file, who may do what, whose data a request sees."""

@@ -1,0 +1,150 @@
+"""The file of hashed API keys: read whole, written whole, readable by its owner alone."""
+
+import fcntl
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from chunkcache.errors import InvalidValueError
+from chunkcache.identity import DIGEST_BYTES
+from chunkcache.settings import Settings
+from chunkcache_api.auth.api_key import ApiKey, Scope
+from chunkcache_api.errors import KeysFileError
+
+DEFAULT_NAME: Final = "keys.json"
+MAX_BYTES: Final = 16 << 20
+
+_VERSION: Final = 1
+
+
+class _KeyRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    id: str
+    digest: str
+    tenant: str
+    scopes: list[Scope]
+    created_at: float
+    name: str | None = None
+    expires_at: float | None = None
+
+
+class _FileRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    version: int
+    keys: list[_KeyRecord]
+
+
+def keys_path(settings: Settings) -> Path:
+    """Where the keys of a store are: as set, or in the store's directory."""
+    given = settings.keys_file
+    return (Path(settings.store) / DEFAULT_NAME if given is None else given).expanduser()
+
+
+def read_keys(path: Path) -> Mapping[str, ApiKey]:
+    """The keys of a file, by their ids, in the file's order.
+
+    Raises:
+        KeysFileError: It cannot be read, or is not a file of keys.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise KeysFileError(f"the keys file {path} cannot be read: {reason}") from error
+    try:
+        if len(data) > MAX_BYTES:
+            raise InvalidValueError(f"it is over {MAX_BYTES} bytes")
+        return _decode(data)
+    except (ValueError, InvalidValueError) as error:
+        raise KeysFileError(f"the keys file {path} is damaged: {error}") from error
+
+
+def change_keys(path: Path, change: Callable[[dict[str, ApiKey]], None]) -> None:
+    """Change a file's keys as a whole; made if there is none yet. Concurrent changes wait.
+
+    Args:
+        path: The file.
+        change: Changes the keys, which it is given by their ids.
+
+    Raises:
+        KeysFileError: It cannot be read or written; it is as it was.
+        Exception: Whatever ``change`` raises; it is as it was.
+    """
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _locked(path.parent):
+            keys = dict(read_keys(path)) if path.exists() else {}
+            change(keys)
+            _replace(path, _encode(list(keys.values())))
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise KeysFileError(f"the keys file {path} cannot be written: {reason}") from error
+
+
+def _decode(data: bytes) -> Mapping[str, ApiKey]:
+    record = msgspec.json.decode(data, type=_FileRecord)
+    if record.version != _VERSION:
+        raise InvalidValueError(f"it is of version {record.version}, not {_VERSION}")
+    keys: dict[str, ApiKey] = {}
+    for key in record.keys:
+        digest = bytes.fromhex(key.digest)
+        if len(digest) != DIGEST_BYTES or key.id in keys:
+            raise InvalidValueError(f"key {key.id!r} has no digest of its own")
+        keys[key.id] = ApiKey(
+            key.id,
+            digest,
+            key.tenant,
+            frozenset(key.scopes),
+            key.name,
+            key.created_at,
+            key.expires_at,
+        )
+    return keys
+
+
+def _encode(keys: Sequence[ApiKey]) -> bytes:
+    records = [
+        _KeyRecord(
+            id=key.key_id,
+            digest=key.digest.hex(),
+            tenant=key.tenant,
+            scopes=sorted(key.scopes),
+            created_at=key.created_at,
+            name=key.name,
+            expires_at=key.expires_at,
+        )
+        for key in keys
+    ]
+    return msgspec.json.format(msgspec.json.encode(_FileRecord(_VERSION, records))) + b"\n"
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Hold the directory against other changes: the file itself is replaced by each."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Write a file beside, with mode 0600, and put it in place: it is never there in part."""
+    # A link stays a link: what it points at is replaced.
+    target = path.resolve()
+    descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, target)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            os.unlink(name)
+        raise
