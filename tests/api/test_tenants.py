@@ -33,7 +33,7 @@ class FirstDocuments:
     def __init__(self, cache: ChunkCache) -> None:
         self._cache = cache
 
-    def retrieve(self, query: str, top_k: int) -> Sequence[DocumentRef]:
+    def retrieve(self, query: str, top_k: int, filters: object = None) -> Sequence[DocumentRef]:
         return [DocumentRef(info.document_id) for info in self._cache.list(limit=top_k)]
 
 

@@ -194,14 +194,14 @@ def test_C11_questions_given_up_while_loading_give_everything_back(
     cache = open_cache(host_tier_bytes=0)
     cache.put("tower", passages["tower"])
     reads_on, may_read = threading.Event(), threading.Event()
-    read = DiskTier.get
+    read = DiskTier.lend
 
     def slow(tier: DiskTier, identity: EntryIdentity) -> Any:
         reads_on.set()
         assert may_read.wait(30)
         return read(tier, identity)
 
-    monkeypatch.setattr(DiskTier, "get", slow)
+    monkeypatch.setattr(DiskTier, "lend", slow)
     free = cache.runtime.pool.num_free_pages
     options = AskOptions(policy="none", max_tokens=8)
     streams = [cache.stream("Who?", ["tower"], options) for _ in range(5)]

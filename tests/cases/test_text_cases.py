@@ -91,14 +91,14 @@ def test_I03_a_file_that_cannot_be_read(
     """A file without permission, or gone since it was listed, is one reported item."""
     for name in ("a", "b", "c"):
         (tmp_path / f"{name}.txt").write_text(f"The note {name}.")
-    read_bytes = Path.read_bytes
+    open_file = Path.open
 
-    def refuse(path: Path) -> bytes:
+    def refuse(path: Path, *args: Any, **kwargs: Any) -> Any:
         if path.name == "b.txt":
             raise PermissionError(13, "Permission denied")
-        return read_bytes(path)
+        return open_file(path, *args, **kwargs)
 
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr(Path, "open", refuse)
     summary = open_cache().precache([tmp_path / f"{n}.txt" for n in "abc"])
     assert [(f.item, f.code) for f in summary.failures] == [("b.txt", "unreadable")]
     assert summary.created == 2

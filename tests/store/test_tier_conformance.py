@@ -1,6 +1,7 @@
 """Every tier passes the one class of tests that authors of tiers get."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,13 @@ from chunkcache.store.tier import MissReason, NonFiniteEntryError, Tier
 from chunkcache.testing import TierConformance
 
 CAPACITY_BYTES = 8 << 20
+
+
+def _copy(entry: Entry) -> Entry:
+    scales = entry.scales
+    if scales is not None:
+        scales = replace(scales, k=scales.k.clone(), v=scales.v.clone())
+    return replace(entry, k=entry.k.clone(), v=entry.v.clone(), scales=scales)
 
 
 class HostBehindTheContract:
@@ -40,12 +48,12 @@ class HostBehindTheContract:
         with lease:
             if lease.entry.identity != identity:
                 return MissReason.TOKEN_IDS_MISMATCH
-            return Entry(identity, lease.entry.key, lease.entry.k.clone(), lease.entry.v.clone())
+            return _copy(lease.entry)
 
     def put(self, entry: Entry) -> bool:
         if not entry.is_finite():
             raise NonFiniteEntryError("an entry holds values that are not finite")
-        own = Entry(entry.identity, entry.key, entry.k.clone(), entry.v.clone())
+        own = _copy(entry)
         with self._host.put(own) as lease:
             return lease.entry is own
 

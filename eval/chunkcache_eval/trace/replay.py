@@ -24,8 +24,8 @@ from chunkcache_eval.trace.bounds import (
 )
 from chunkcache_eval.trace.requests import TracedRequest, TracedSegment
 
-_BYTES_PER_TOKEN = 2
-_ZERO = torch.zeros((1, 1, 1, 1), dtype=torch.int8)
+_BYTES_PER_TOKEN = 4
+_ZERO = torch.zeros((1, 1, 1, 1), dtype=torch.bfloat16)
 
 
 @dataclass(frozen=True)
