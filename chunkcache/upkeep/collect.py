@@ -125,7 +125,7 @@ def _collected(
     now: float,
 ) -> CollectReport:
     bytes_before = txn.live_bytes()
-    keys_before = {key for key, _ in txn.scan(Database.ENTRIES)}
+    entries_before, named_before = _entry_keys(txn), _named_keys(txn)
     counted = (Database.VECTORS, Database.QUARANTINE)
     before = Counter({d: txn.num_entries(d) for d in counted})
     num_chunks = _num_chunks(txn)
@@ -137,12 +137,14 @@ def _collected(
         num_expired += len(catalog.delete_expired_in(txn, now))
     _drop_models(txn, dropped)
     _drop_unreferenced(txn)
-    keys = keys_before - {key for key, _ in txn.scan(Database.ENTRIES)}
+    entries, named = _entry_keys(txn), _named_keys(txn)
+    # RAM may hold an entry that the disk has lost: it goes with what named it.
+    gone = (entries_before | named_before) - entries - named
     return CollectReport(
         dry_run=dry_run,
         expired_documents=num_expired,
         chunks=num_chunks - _num_chunks(txn),
-        entries=len(keys),
+        entries=len(entries_before - entries),
         vectors=before[Database.VECTORS] - txn.num_entries(Database.VECTORS),
         quarantined=before[Database.QUARANTINE] - txn.num_entries(Database.QUARANTINE),
         models=tuple(
@@ -152,7 +154,7 @@ def _collected(
         freed_bytes=max(0, bytes_before - txn.live_bytes()),
         live_bytes=bytes_before if dry_run else txn.live_bytes(),
         file_bytes=env.file_bytes,
-        entry_keys=tuple(ChunkKey(k) for k in sorted(keys)),
+        entry_keys=tuple(ChunkKey(k) for k in sorted(gone)),
     )
 
 
@@ -199,6 +201,19 @@ def _drop_models(txn: Transaction, models: set[bytes]) -> None:
     for key in gone:
         delete_entry(txn, ChunkKey(key))
     _unname(txn, set(gone))
+
+
+def _entry_keys(txn: Transaction) -> set[bytes]:
+    return {key for key, _ in txn.scan(Database.ENTRIES)}
+
+
+def _named_keys(txn: Transaction) -> set[bytes]:
+    """Entries that chunks name, whether they are there or not."""
+    named: set[bytes] = set()
+    for key, data in txn.scan(Database.CHUNKS):
+        record = decoded(data, ChunkRecord) if len(key) == _CHUNK_KEY_BYTES else None
+        named.update(record.entry_keys if record else ())
+    return named
 
 
 def _unname(txn: Transaction, keys: set[bytes]) -> None:

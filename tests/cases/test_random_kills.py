@@ -138,6 +138,7 @@ def kill_one(dice, seed):
     with os.fdopen(receive, "rb", buffering=0) as file:
         data = b""
         while data.count(b"\\n") < num_lines:
+            assert select.select([receive], [], [], 120)[0], "the victim hangs: " + data.decode()
             piece = os.read(receive, 65_536)
             assert piece, data.decode()
             data += piece

@@ -343,7 +343,7 @@ def run(num_examples: int, num_steps: int) -> None:
 
 
 def test_a_short_life() -> None:
-    run(4, 40)
+    run(12, 50)
 
 
 @pytest.mark.slow
