@@ -23,6 +23,8 @@ CountedT = TypeVar("CountedT")
 
 _KEPT_IN_HOST = (None, NotStored.STORE_FULL, NotStored.STORE_ERROR, NotStored.READ_ONLY)
 """Warnings under which an entry is sound and wanted, so that RAM may keep it."""
+_EXPECTED_OF_LOOSE = (NotStored.UNOWNED, NotStored.READ_ONLY)
+"""Why an entry of a loose text is in RAM alone: it is meant to be."""
 
 
 class _Flight:
@@ -289,7 +291,7 @@ class TierStack:
             with self._lock:
                 self._prefills += 1
             warning = self._keep(entry, guard)
-            if warning is NotStored.UNOWNED and identity.is_loose:
+            if warning in _EXPECTED_OF_LOOSE and identity.is_loose:
                 warning = None
             return self._publish(flight, entry, "computed", warning)
         except BaseException as error:
