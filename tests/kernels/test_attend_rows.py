@@ -127,6 +127,31 @@ def test_any_positions_window_and_slots_are_masked_alike(data: st.DataObject, se
             assert (attended[i] == 0).all(), "a row that sees no key gives zeros"
 
 
+@pytest.mark.parametrize(
+    ("positions", "rows", "window"),
+    [
+        ([0, 10, 20], [5, 15, 30], 2),
+        ([88, 165, 199], [116, 117, 140, 192, 296], 6),
+        ([27, 128, 140, 213, 257], [32, 109, 161, 217], 2),
+        ([0, 10, 20], [0, 15, 20, 30], 2),
+    ],
+)
+def test_rows_between_the_keys_of_a_window_see_nothing(
+    positions: list[int], rows: list[int], window: int
+):
+    """A part of such rows alone has no keys, on which the library's attention divides by zero."""
+    inputs = ATTEND_ROWS.make_inputs(1, num_tokens=len(positions), num_rows=len(rows))
+    slots = inputs["keys"].slots
+    inputs["keys"] = KeySlots.of(slots, torch.tensor(positions))
+    inputs["q"] = torch.randn(len(rows), *inputs["q"].shape[1:])
+    inputs |= {"query_positions": torch.tensor(rows), "window": window, "softcap": None}
+    ATTEND_ROWS.check("cpu", inputs, torch.float32)
+    attended = attend_rows(**inputs)
+    for row, position in zip(attended, rows, strict=True):
+        sees_a_key = any(position - window < p <= position for p in positions)
+        assert bool(row.any()) == sees_a_key
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     num_tokens=st.integers(1, 200),

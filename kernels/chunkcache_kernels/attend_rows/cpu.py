@@ -185,9 +185,11 @@ def _cut(lows: Sequence[int], highs: Sequence[int], q: Tensor, num_groups: int) 
             if not rows:
                 continue
             keys = slice(max(start, lows[rows.start]), min(end, highs[rows.stop - 1]))
+            num_keys = keys.stop - keys.start
+            if num_keys <= 0:  # none of these rows sees a key
+                continue
             mask = None
             if rows != whole:
-                num_keys = keys.stop - keys.start
                 within = tuple(
                     (max(lows[row] - keys.start, 0), min(highs[row] - keys.start, num_keys))
                     for row in rows
