@@ -140,7 +140,7 @@ def test_rows_between_the_keys_of_a_window_see_nothing(
     positions: list[int], rows: list[int], window: int
 ):
     """A part of such rows alone has no keys, on which the library's attention divides by zero."""
-    inputs = ATTEND_ROWS.make_inputs(1, num_tokens=len(positions), num_rows=len(rows))
+    inputs = dict(ATTEND_ROWS.make_inputs(1, num_tokens=len(positions), num_rows=len(rows)))
     slots = inputs["keys"].slots
     inputs["keys"] = KeySlots.of(slots, torch.tensor(positions))
     inputs["q"] = torch.randn(len(rows), *inputs["q"].shape[1:])
