@@ -89,6 +89,8 @@ def document_of(name: str, held: tuple[str, ...], expires_at: float | None) -> D
 class StoreMachine(RuleBasedStateMachine):
     """The store and the model of it."""
 
+    num_steps = 0
+
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="chunkcache-machine-"))
@@ -280,6 +282,10 @@ class StoreMachine(RuleBasedStateMachine):
     # What holds after each.
 
     @invariant()
+    def steps_are_counted(self) -> None:
+        StoreMachine.num_steps += 1
+
+    @invariant()
     def documents_are_those_of_the_model(self) -> None:
         live = self.live
         listed = self.catalog.list(limit=100)
@@ -328,7 +334,9 @@ class StoreMachine(RuleBasedStateMachine):
         assert {f.fault.value for f in findings} <= {"damaged_entry", "dangling_link"}
 
 
-def run(num_examples: int, num_steps: int) -> None:
+def run(num_examples: int, num_steps: int) -> int:
+    """Run so many lives of at most so many steps; says how many steps there were."""
+    StoreMachine.num_steps = 0
     run_state_machine_as_test(
         StoreMachine,
         settings=settings(
@@ -340,13 +348,17 @@ def run(num_examples: int, num_steps: int) -> None:
             suppress_health_check=list(HealthCheck),
         ),
     )
+    return StoreMachine.num_steps
 
 
 def test_a_short_life() -> None:
-    run(12, 50)
+    assert run(12, 50) > 200
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3_600)
 def test_ten_thousand_steps() -> None:
-    run(200, 50)
+    num_steps = run(1_000, 50)
+    print(num_steps, "steps")
+    # Invariants are looked at before the first step of each life too.
+    assert num_steps >= 10_000 + 1_000
