@@ -127,6 +127,21 @@ def test_any_positions_window_and_slots_are_masked_alike(data: st.DataObject, se
             assert (attended[i] == 0).all(), "a row that sees no key gives zeros"
 
 
+def test_bf16_is_rounded_twice_however_many_tiles_there_are(monkeypatch: pytest.MonkeyPatch):
+    """Once as a tile gives it and once at the end: independent errors, the square root of two."""
+    inputs = dict(ATTEND_ROWS.make_inputs(7, num_tokens=2_000, num_rows=40, dtype=torch.bfloat16))
+    exact = {n: v.float() if n in ("q", "k_pages", "v_pages") else v for n, v in inputs.items()}
+    expected = ATTEND_ROWS.reference(exact)[0]
+
+    def error(tile_bytes: int) -> float:
+        monkeypatch.setattr(cpu, "TILE_BYTES", tile_bytes)
+        keys = KeySlots.of(inputs["keys"].slots, inputs["keys"].positions)
+        attended = attend_rows(**{**inputs, "keys": keys})
+        return float((attended.float() - expected).square().mean().sqrt())
+
+    assert error(1) < 2**0.5 * error(1 << 40)
+
+
 @pytest.mark.parametrize(
     ("positions", "rows", "window"),
     [

@@ -85,7 +85,8 @@ def attend_rows_cpu(
             attended = weights.to(q.dtype).flatten(1, 2) @ v[:, seen_keys]
             out[rows] = attended.reshape(q.shape[1], -1, q.shape[2]).transpose(0, 1)
         return out
-    attended = torch.empty_like(grouped, memory_format=torch.contiguous_format)
+    # In fp32 whatever the dtype: each join would round once more.
+    attended = torch.empty(grouped.shape, dtype=torch.float32)
     lse = torch.empty(grouped.shape[:3])
     num_begun = 0
     row_parts = _row_parts(keys, query_positions, window, q, grouped.shape[1])
@@ -110,7 +111,7 @@ def attend_rows_cpu(
         num_begun = max(num_begun, rows.stop)
     if row_parts.blind:
         attended[:, :, row_parts.blind] = 0
-    return attended.flatten(0, 1).transpose(0, 1).contiguous()
+    return attended.flatten(0, 1).transpose(0, 1).contiguous().to(q.dtype)
 
 
 def column_mass_cpu(
@@ -245,8 +246,7 @@ def _key_bounds(
 
 def _join(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> None:
     """Make attention over some keys, in place, the attention over them and those of ``more``."""
-    share = torch.sigmoid(more_lse - lse).to(out.dtype)
-    out.lerp_(more, share[..., None])
+    out.lerp_(more.to(out.dtype), torch.sigmoid(more_lse - lse)[..., None])
     torch.logaddexp(lse, more_lse, out=lse)
 
 
