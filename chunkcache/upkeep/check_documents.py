@@ -21,10 +21,10 @@ from chunkcache.catalog_records import (
 )
 from chunkcache.identity import DIGEST_BYTES, ChunkId, TenantNamespace, TokenizerDigest
 from chunkcache.quota import DocumentSize
-from chunkcache.store.records import encode_record
+from chunkcache.store.records import decoded, encode_record
 from chunkcache.store.transaction import Database, Transaction
 from chunkcache.upkeep.document_records import disagreement, restored_record
-from chunkcache.upkeep.findings import Fault, Finding, Mend, OnProgress, decoded, deletes
+from chunkcache.upkeep.findings import Fault, Finding, Mend, OnProgress, deletes
 
 _DOCUMENTS = Database.DOCUMENTS
 _EXPIRY_NOTE_BYTES = 8 + DIGEST_BYTES
@@ -181,7 +181,7 @@ def _dropped(document_id: str, reason: str, key: bytes) -> Finding:
 
 
 def _restores(namespace: TenantNamespace, key: bytes, info: InfoRecord) -> Mend:
-    """Puts a record, with the time of expiry that is noted elsewhere."""
+    """Puts a record, with the time of expiry that is noted elsewhere; indexes are to look again."""
 
     def mend(txn: Transaction) -> None:
         whole = info
@@ -189,8 +189,18 @@ def _restores(namespace: TenantNamespace, key: bytes, info: InfoRecord) -> Mend:
             if bytes(data) == info.document_id.encode():
                 whole = replace(info, expires_at=noted_time(note))
         txn.put(_DOCUMENTS, key, encode_record(whole))
+        _advance(txn, namespace)
 
     return mend
+
+
+def _advance(txn: Transaction, namespace: TenantNamespace) -> None:
+    """Make a generation that no derived index has seen, unless counters are to be made anew."""
+    data = txn.get(_DOCUMENTS, counter_key(namespace))
+    counter = None if data is None else decoded(data, CounterRecord)
+    if counter is not None:
+        grown = replace(counter, generation=counter.generation + 1)
+        txn.put(_DOCUMENTS, counter_key(namespace), encode_record(grown))
 
 
 def _check_expiry(
@@ -225,8 +235,18 @@ def _check_note(
             Fault.WRONG_EXPIRY,
             name.decode(errors="replace"),
             "an expiry is noted that no document has",
-            deletes(_DOCUMENTS, key),
+            _unnotes(namespace, key),
         )
+
+
+def _unnotes(namespace: TenantNamespace, key: bytes) -> Mend:
+    """Removes a note; once its time is over it counts as a change, which must not be taken back."""
+
+    def mend(txn: Transaction) -> None:
+        txn.delete(_DOCUMENTS, key)
+        _advance(txn, namespace)
+
+    return mend
 
 
 def _check_counters(
