@@ -15,6 +15,7 @@ from chunkcache.catalog_records import (
     info_key,
     text_key,
 )
+from chunkcache.catalog_values import Neighbour
 from chunkcache.errors import StoreFormatError, StoreReadOnlyError
 from chunkcache.identity import TenantNamespace
 from chunkcache.quota import DocumentSize
@@ -384,3 +385,21 @@ def test_a_stray_note_of_an_expiry_goes_without_a_generation_coming_twice(
     assert seen > before
     assert faults(repaired(furnished)) == {Fault.WRONG_EXPIRY}
     assert furnished.catalog.generation() >= seen
+
+
+@pytest.mark.parametrize("order", [("first", "second"), ("second", "first")])
+def test_a_damaged_record_of_neighbours_is_none_and_keeps_nothing_from_removal(
+    furnished, change, order
+) -> None:
+    alpha, beta = furnished.chunk("alpha"), furnished.chunk("beta")
+    behind = furnished.entry("alpha", behind=("gamma",)).key
+    change(furnished, Database.CHUNKS, behind_key(NS, alpha, BEHIND), flip)
+    assert furnished.catalog.get_neighbours("neighbours(1)", [alpha]) == {}
+    other = Neighbour(beta, tuple(map(ord, "beta")))
+    # Its entry still holds a trace of gamma: with beta on record, gamma's removal would miss it.
+    assert furnished.catalog.put_neighbours("neighbours(1)", {alpha: [other]}) == 0
+    furnished.catalog.delete(order[0])
+    assert not DiskTier(furnished.env).contains(behind)
+    furnished.catalog.delete(order[1])
+    repaired(furnished)
+    assert [d.document_id for d in furnished.catalog.list(limit=9)] == ["third"]
