@@ -41,7 +41,7 @@ from chunkcache.identity import DIGEST_BYTES, ChunkId, ChunkKey, TenantNamespace
 from chunkcache.quota import DocumentSize, TenantQuota
 from chunkcache.store.disk import put_entry
 from chunkcache.store.environment import StoreEnvironment
-from chunkcache.store.records import RecordT, decode_record, encode_record
+from chunkcache.store.records import RecordT, decoded, encode_record
 from chunkcache.store.transaction import Database, Transaction
 
 _SCAN_BATCH = 256
@@ -172,7 +172,7 @@ class Catalog:
         return documents
 
     def list(self, *, after: str | None = None, limit: int) -> list[DocumentInfo]:
-        """Documents in order of their ids (by code point).
+        """Documents in order of their ids (by code point); without damaged ones.
 
         Args:
             after: Begin behind this id, which need not exist.
@@ -209,7 +209,7 @@ class Catalog:
             return self._counters.get(txn).generation + len(self.expired_in(txn, now))
 
     def chunks(self) -> Iterator[tuple[ChunkId, str, int]]:
-        """Every chunk of every document: chunk id, document id, index in the document.
+        """Every chunk of every sound document: chunk id, document id, index in the document.
 
         Read in batches, so that a slow caller holds nothing open. A change meanwhile may be seen
         in part: compare :meth:`generation` before and after.
@@ -221,7 +221,7 @@ class Catalog:
             with self._env.read() as txn:
                 for info in islice(self._infos(txn, after), _SCAN_BATCH):
                     is_live = not info.is_expired(now)
-                    chunk_ids = self._chunk_ids(txn, info) if is_live else ()
+                    chunk_ids = self._sound_chunk_ids(txn, info) if is_live else ()
                     batch.append((info.document_id, chunk_ids))
             for document_id, chunk_ids in batch:
                 for index, chunk_id in enumerate(chunk_ids):
@@ -363,21 +363,22 @@ class Catalog:
         return removed
 
     def _infos(self, txn: Transaction, after: str | None) -> Iterator[InfoRecord]:
-        """Info records in order of ids, behind ``after``."""
+        """Info records in order of ids, behind ``after``; damaged ones are left out."""
         prefix = info_prefix(self.namespace)
         start = prefix if after is None else info_sort_key(self.namespace, after)
         sort_key_of = itemgetter(slice(None, -DIGEST_BYTES))
         items = txn.scan(Database.DOCUMENTS, prefix, start=start)
         # Ids that share a long beginning lie together, in order of their digests.
         for _, group in groupby(items, key=lambda item: sort_key_of(item[0])):
-            infos = [decode_record(data, InfoRecord, "a document") for _, data in group]
+            found = (decoded(data, InfoRecord) for _, data in group)
+            infos = [info for info in found if info is not None]
             for info in sorted(infos, key=lambda info: info.document_id):
                 if after is None or info.document_id > after:
                     yield info
 
     def _info(self, txn: Transaction, document_id: str) -> InfoRecord | None:
         key = info_key(self.namespace, document_id)
-        return read_record(txn, Database.DOCUMENTS, key, InfoRecord, "a document")
+        return read_record(txn, Database.DOCUMENTS, key, InfoRecord, f"document {document_id!r}")
 
     def _document(self, txn: Transaction, info: InfoRecord) -> Document:
         return build_document(info, self._text(txn, info, TextRecord))
@@ -385,9 +386,14 @@ class Catalog:
     def _chunk_ids(self, txn: Transaction, info: InfoRecord) -> Sequence[ChunkId]:
         return [ChunkId(c.chunk_id) for c in self._text(txn, info, ChunkIdsRecord).chunks]
 
+    def _sound_chunk_ids(self, txn: Transaction, info: InfoRecord) -> Sequence[ChunkId]:
+        data = txn.get(Database.DOCUMENTS, text_key(self.namespace, info.document_id))
+        record = None if data is None else decoded(data, ChunkIdsRecord)
+        return [ChunkId(c.chunk_id) for c in record.chunks] if record else ()
+
     def _text(self, txn: Transaction, info: InfoRecord, kind: type[RecordT]) -> RecordT:
-        key = text_key(self.namespace, info.document_id)
-        record = read_record(txn, Database.DOCUMENTS, key, kind, "a document")
+        key, what = text_key(self.namespace, info.document_id), f"document {info.document_id!r}"
+        record = read_record(txn, Database.DOCUMENTS, key, kind, what)
         if record is None:
-            raise StoreFormatError("a document's text is missing")
+            raise StoreFormatError(f"{what} is damaged (its text is missing)")
         return record

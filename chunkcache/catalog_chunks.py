@@ -103,17 +103,22 @@ class ChunkRecords:
         """Record what a chunk is prepared behind, unless that is recorded already.
 
         Returns:
-            Whether it is recorded now: no, if no document holds it, or one of its neighbours.
+            Whether it is recorded now: no, if no document holds it, or one of its neighbours, or
+            if a damaged record is in the way.
         """
-        if self._neighbours.get(txn, preparation, chunk_id):
-            return True
+        if self._neighbours.contains(txn, preparation, chunk_id):
+            # A damaged one is not replaced: entries hold traces of what stood in it, until a repair
+            # drops both.
+            return bool(self._neighbours.get(txn, preparation, chunk_id))
         if not all(self.contains(txn, c) for c in (chunk_id, *(n.chunk_id for n in neighbours))):
             return False
         self._neighbours.put(txn, preparation, chunk_id, neighbours)
         return True
 
     def _unlink(self, txn: Transaction, chunk_id: ChunkId, keys: set[ChunkKey]) -> None:
-        record = self._require(txn, chunk_id)
+        record = self._get(txn, chunk_id)
+        if record is None:  # gone, and a reference back to it was left of a damaged record
+            return
         entry_keys = tuple(key for key in record.entry_keys if key not in keys)
         if entry_keys != record.entry_keys:
             self._put(txn, chunk_id, replace(record, entry_keys=entry_keys))

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from chunkcache.catalog_records import chunk_key, read_record
+from chunkcache.catalog_records import chunk_key
 from chunkcache.catalog_values import Neighbour
 from chunkcache.identity import (
     DIGEST_BYTES,
@@ -21,7 +21,7 @@ from chunkcache.identity import (
     decode_token_ids,
     encode_token_ids,
 )
-from chunkcache.store.records import Record, encode_record
+from chunkcache.store.records import Record, decoded, encode_record
 from chunkcache.store.transaction import Database, Transaction
 
 BEHIND = b"B"
@@ -57,13 +57,18 @@ class NeighbourRecords:
         self._namespace = namespace
 
     def get(self, txn: Transaction, preparation: str, chunk_id: ChunkId) -> tuple[Neighbour, ...]:
-        """What a chunk is prepared behind, in order; nothing if that is not recorded."""
-        key = self._behind_key(chunk_id, preparation.encode())
-        record = read_record(txn, Database.CHUNKS, key, NeighboursRecord, "a chunk's neighbours")
+        """What a chunk is prepared behind, in order; nothing if there is no sound record of it."""
+        data = txn.get(Database.CHUNKS, self._behind_key(chunk_id, preparation.encode()))
+        record = None if data is None else decoded(data, NeighboursRecord)
         return tuple(
             Neighbour(ChunkId(n.chunk_id), decode_token_ids(n.token_ids))
             for n in (record.neighbours if record else ())
         )
+
+    def contains(self, txn: Transaction, preparation: str, chunk_id: ChunkId) -> bool:
+        """Whether there is a record, sound or not."""
+        key = self._behind_key(chunk_id, preparation.encode())
+        return txn.get(Database.CHUNKS, key) is not None
 
     def put(
         self,
@@ -99,6 +104,7 @@ class NeighbourRecords:
             records.append((other, rest[DIGEST_BYTES:]))
         others: set[ChunkId] = set()
         for owner, name in records:
+            # Of a damaged record the references back stay: they lead nowhere, and do no harm.
             neighbours = self.get(txn, name.decode(), owner)
             txn.delete(Database.CHUNKS, self._behind_key(owner, name))
             for neighbour in neighbours:

@@ -3,10 +3,10 @@
 import numpy as np
 import numpy.typing as npt
 
-from chunkcache.catalog_records import VectorRecord, chunk_key, read_record
+from chunkcache.catalog_records import VectorRecord, chunk_key
 from chunkcache.errors import InvalidValueError
 from chunkcache.identity import ChunkId, TenantNamespace
-from chunkcache.store.records import encode_record
+from chunkcache.store.records import decoded, encode_record
 from chunkcache.store.transaction import Database, Transaction
 
 
@@ -36,11 +36,7 @@ def put_vector(
 def get_vector(
     txn: Transaction, namespace: TenantNamespace, chunk_id: ChunkId, embedder_digest: bytes
 ) -> npt.NDArray[np.float32] | None:
-    """An embedding ``[dim]``, if it is kept.
-
-    Raises:
-        StoreFormatError: It is damaged.
-    """
-    key = chunk_key(namespace, chunk_id) + embedder_digest
-    record = read_record(txn, Database.VECTORS, key, VectorRecord, "a vector")
+    """An embedding ``[dim]``, if it is kept; a damaged one is not there, and is made anew."""
+    data = txn.get(Database.VECTORS, chunk_key(namespace, chunk_id) + embedder_digest)
+    record = None if data is None else decoded(data, VectorRecord)
     return None if record is None else np.frombuffer(record.data, dtype="<f4").copy()

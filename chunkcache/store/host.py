@@ -185,9 +185,15 @@ class HostTier:
             return self._admit(entry, must_admit=False) is not None
 
     def discard(self, key: ChunkKey) -> bool:
-        """Make lookups miss an entry from now on; its memory is free once nobody leases it."""
+        """Make lookups miss an entry from now on; its memory is free once nobody leases it.
+
+        One that was evicted before has left a history, which goes too.
+        """
         with self._lock:
-            return self._discard(key, is_evicted=False)
+            was_resident = self._discard(key, is_evicted=False)
+            if not was_resident:
+                self._eviction.forget(key)
+            return was_resident
 
     def discard_model(self, model: ModelDigest) -> int:
         """Discard every entry that a model computed; returns how many there were."""

@@ -63,3 +63,11 @@ def decode_record(data: bytes | memoryview, kind: type[RecordT], what: str) -> R
         return msgspec.msgpack.decode(payload, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise StoreFormatError(f"{what} is damaged ({error})") from error
+
+
+def decoded(data: bytes | memoryview, kind: type[RecordT]) -> RecordT | None:
+    """A record, or None for one that is damaged or of another format."""
+    try:
+        return decode_record(data, kind, "a record")
+    except StoreFormatError:
+        return None

@@ -12,11 +12,11 @@ from chunkcache.catalog_neighbours import (
 from chunkcache.catalog_records import ChunkRecord, chunk_key
 from chunkcache.errors import InvalidValueError
 from chunkcache.identity import DIGEST_BYTES, ChunkId, TenantNamespace, chunk_id, decode_token_ids
-from chunkcache.store.records import encode_record
+from chunkcache.store.records import decoded, encode_record
 from chunkcache.store.transaction import Database, Transaction
 from chunkcache.upkeep.check_documents import DocumentFacts
 from chunkcache.upkeep.check_entries import is_foreign
-from chunkcache.upkeep.findings import Fault, Finding, Mend, OnProgress, decoded, deletes
+from chunkcache.upkeep.findings import Fault, Finding, Mend, OnProgress, deletes
 
 _CHUNKS = Database.CHUNKS
 _KEY_BYTES = 2 * DIGEST_BYTES

@@ -1,13 +1,14 @@
 """Checks of documents: records, texts, counters and times of expiry, and which chunks they hold."""
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from blake3 import blake3
 from msgspec.structs import replace
 
+from chunkcache.catalog_counters import TenantCounters
 from chunkcache.catalog_expiry import expiry_key, expiry_prefix, noted_time, put_expiry
 from chunkcache.catalog_records import (
     CounterRecord,
@@ -19,10 +20,11 @@ from chunkcache.catalog_records import (
     info_prefix,
 )
 from chunkcache.identity import DIGEST_BYTES, ChunkId, TenantNamespace, TokenizerDigest
-from chunkcache.store.records import encode_record
+from chunkcache.quota import DocumentSize
+from chunkcache.store.records import decoded, encode_record
 from chunkcache.store.transaction import Database, Transaction
 from chunkcache.upkeep.document_records import disagreement, restored_record
-from chunkcache.upkeep.findings import Fault, Finding, Mend, OnProgress, decoded, deletes
+from chunkcache.upkeep.findings import Fault, Finding, Mend, OnProgress, deletes
 
 _DOCUMENTS = Database.DOCUMENTS
 _EXPIRY_NOTE_BYTES = 8 + DIGEST_BYTES
@@ -43,6 +45,28 @@ class DocumentFacts:
     tokenizers: set[TokenizerDigest] = field(default_factory=set)
 
 
+@dataclass
+class _Counted:
+    """A tenant's documents, counted one by one.
+
+    Attributes:
+        num_documents: Damaged ones included.
+        num_sound: Those whose records are whole and agree.
+        size: What the sound ones take.
+    """
+
+    num_documents: int = 0
+    num_sound: int = 0
+    size: DocumentSize = field(default_factory=DocumentSize)
+
+    def agrees_with(self, counter: CounterRecord) -> bool:
+        """Whether counters are right, as far as that can be told while a document is damaged."""
+        is_size_known = self.num_sound == self.num_documents
+        return counter.num_documents == self.num_documents and (
+            not is_size_known or counter.size == self.size
+        )
+
+
 def check_documents(
     txn: Transaction, facts: DocumentFacts, on_progress: OnProgress
 ) -> Iterator[Finding]:
@@ -55,15 +79,15 @@ def check_documents(
     """
     info_digests = _first_pass(txn, facts)
     num_keys = txn.num_entries(_DOCUMENTS)
-    counted: Counter[TenantNamespace] = Counter()
+    counted: defaultdict[TenantNamespace, _Counted] = defaultdict(_Counted)
     for number, (key, data) in enumerate(txn.scan(_DOCUMENTS)):
         on_progress("documents", number, num_keys)
         namespace = TenantNamespace(key[:DIGEST_BYTES])
         kind, rest = key[DIGEST_BYTES : DIGEST_BYTES + 1], key[DIGEST_BYTES + 1 :]
         if kind == b"I" and len(rest) > DIGEST_BYTES:
             facts.num_documents += 1
-            counted[namespace] += 1
-            yield from _check_document(txn, namespace, key, data, facts)
+            counted[namespace].num_documents += 1
+            yield from _check_document(txn, namespace, key, data, facts, counted[namespace])
         elif kind == b"T" and len(rest) == DIGEST_BYTES:
             if namespace + rest not in info_digests:
                 yield Finding(
@@ -98,7 +122,9 @@ def _first_pass(txn: Transaction, facts: DocumentFacts) -> set[bytes]:
 
 
 def _namespaces(txn: Transaction) -> list[TenantNamespace]:
-    return list(dict.fromkeys(TenantNamespace(k[:DIGEST_BYTES]) for k, _ in txn.scan(_DOCUMENTS)))
+    """Those of every key that is long enough to have one."""
+    keys = (key for key, _ in txn.scan(_DOCUMENTS) if len(key) > DIGEST_BYTES)
+    return list(dict.fromkeys(TenantNamespace(key[:DIGEST_BYTES]) for key in keys))
 
 
 def _check_document(
@@ -107,6 +133,7 @@ def _check_document(
     key: bytes,
     data: memoryview,
     facts: DocumentFacts,
+    counted: _Counted,
 ) -> Iterator[Finding]:
     own_text_key = namespace + b"T" + key[-DIGEST_BYTES:]
     text_data = txn.get(_DOCUMENTS, own_text_key)
@@ -137,6 +164,8 @@ def _check_document(
         yield _dropped(info.document_id, reason, key)
         return
     else:
+        counted.num_sound += 1
+        counted.size += TenantCounters(namespace, None).size_of(txn, info)
         yield from _check_expiry(txn, namespace, info)
     for held in {c.chunk_id for c in text.chunks}:
         facts.references[chunk_key(namespace, ChunkId(held))] += 1
@@ -152,7 +181,7 @@ def _dropped(document_id: str, reason: str, key: bytes) -> Finding:
 
 
 def _restores(namespace: TenantNamespace, key: bytes, info: InfoRecord) -> Mend:
-    """Puts a record, with the time of expiry that is noted elsewhere."""
+    """Puts a record, with the time of expiry that is noted elsewhere; indexes are to look again."""
 
     def mend(txn: Transaction) -> None:
         whole = info
@@ -160,8 +189,18 @@ def _restores(namespace: TenantNamespace, key: bytes, info: InfoRecord) -> Mend:
             if bytes(data) == info.document_id.encode():
                 whole = replace(info, expires_at=noted_time(note))
         txn.put(_DOCUMENTS, key, encode_record(whole))
+        _advance(txn, namespace)
 
     return mend
+
+
+def _advance(txn: Transaction, namespace: TenantNamespace) -> None:
+    """Make a generation that no derived index has seen, unless counters are to be made anew."""
+    data = txn.get(_DOCUMENTS, counter_key(namespace))
+    counter = None if data is None else decoded(data, CounterRecord)
+    if counter is not None:
+        grown = replace(counter, generation=counter.generation + 1)
+        txn.put(_DOCUMENTS, counter_key(namespace), encode_record(grown))
 
 
 def _check_expiry(
@@ -196,24 +235,39 @@ def _check_note(
             Fault.WRONG_EXPIRY,
             name.decode(errors="replace"),
             "an expiry is noted that no document has",
-            deletes(_DOCUMENTS, key),
+            _unnotes(namespace, key),
         )
 
 
+def _unnotes(namespace: TenantNamespace, key: bytes) -> Mend:
+    """Removes a note; once its time is over it counts as a change, which must not be taken back."""
+
+    def mend(txn: Transaction) -> None:
+        txn.delete(_DOCUMENTS, key)
+        _advance(txn, namespace)
+
+    return mend
+
+
 def _check_counters(
-    txn: Transaction, namespace: TenantNamespace, num_documents: int
+    txn: Transaction, namespace: TenantNamespace, counted: _Counted
 ) -> Iterator[Finding]:
     data = txn.get(_DOCUMENTS, counter_key(namespace))
     counter = None if data is None else decoded(data, CounterRecord)
-    if counter is not None and counter.num_documents == num_documents:
+    if counter is not None and counted.agrees_with(counter):
         return
     # A generation that no derived index has seen yet.
     generation = time.time_ns() // 1_000_000 if counter is None else counter.generation + 1
-    record = CounterRecord(generation=generation, num_documents=num_documents)
+    record = CounterRecord(
+        generation=generation,
+        num_documents=counted.num_documents,
+        num_tokens=counted.size.num_tokens,
+        record_bytes=counted.size.record_bytes,
+    )
     yield Finding(
         Fault.WRONG_COUNTERS,
         namespace.hex(),
-        f"a tenant's counters are wrong; it has {num_documents} documents",
+        f"a tenant's counters are wrong; it has {counted.num_documents} documents",
         lambda txn: txn.put(_DOCUMENTS, counter_key(namespace), encode_record(record)),
     )
 

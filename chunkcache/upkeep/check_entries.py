@@ -21,10 +21,11 @@ from chunkcache.store.entry_format import (
     check_entry,
     decode_header,
 )
+from chunkcache.store.records import decoded
 from chunkcache.store.tier import MissReason
 from chunkcache.store.transaction import Database, Transaction
 from chunkcache.upkeep.check_documents import DocumentFacts
-from chunkcache.upkeep.findings import Fault, Finding, Mend, OnProgress, decoded, deletes
+from chunkcache.upkeep.findings import Fault, Finding, Mend, OnProgress, deletes
 
 _ENTRIES = Database.ENTRIES
 

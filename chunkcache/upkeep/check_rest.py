@@ -5,8 +5,9 @@ from collections.abc import Iterator, Set
 from chunkcache.catalog_records import ChunkRecord, VectorRecord
 from chunkcache.identity import DIGEST_BYTES
 from chunkcache.store.disk import QuarantineRecord
+from chunkcache.store.records import decoded
 from chunkcache.store.transaction import Database, Transaction
-from chunkcache.upkeep.findings import Fault, Finding, decoded, deletes
+from chunkcache.upkeep.findings import Fault, Finding, deletes
 
 _VECTORS, _QUARANTINE = Database.VECTORS, Database.QUARANTINE
 _CHUNK_KEY_BYTES = 2 * DIGEST_BYTES

@@ -16,9 +16,8 @@ from chunkcache.identity import DIGEST_BYTES, ChunkKey, TenantNamespace
 from chunkcache.store.disk import delete_entry
 from chunkcache.store.entry_format import DamagedEntryError, decode_header
 from chunkcache.store.environment import StoreEnvironment
-from chunkcache.store.records import encode_record
+from chunkcache.store.records import decoded, encode_record
 from chunkcache.store.transaction import Database, Transaction
-from chunkcache.upkeep.findings import decoded
 from chunkcache.upkeep.verify import MAX_ROUNDS, examine
 
 MIN_DIGEST_CHARS = 8

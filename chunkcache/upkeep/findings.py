@@ -5,8 +5,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from chunkcache.errors import StoreFormatError
-from chunkcache.store.records import RecordT, decode_record
 from chunkcache.store.transaction import Database, Transaction
 
 Mend = Callable[[Transaction], object]
@@ -103,14 +101,6 @@ class Checked:
     entry_bytes: int
     vectors: int
     quarantined: int
-
-
-def decoded(data: bytes | memoryview, kind: type[RecordT]) -> RecordT | None:
-    """A record, or None for one that is damaged."""
-    try:
-        return decode_record(data, kind, "a record")
-    except StoreFormatError:
-        return None
 
 
 def deletes(database: Database, *keys: bytes) -> Mend:

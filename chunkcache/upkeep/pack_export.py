@@ -12,7 +12,14 @@ from safetensors.numpy import save_file
 
 from chunkcache.catalog import Catalog
 from chunkcache.catalog_neighbours import BEHIND, NeighboursRecord
-from chunkcache.catalog_records import ChunkRecord, chunk_key, encode_metadata, read_record
+from chunkcache.catalog_records import (
+    ChunkRecord,
+    InfoRecord,
+    chunk_key,
+    encode_metadata,
+    info_prefix,
+    read_record,
+)
 from chunkcache.documents import Document
 from chunkcache.errors import InvalidValueError
 from chunkcache.identity import (
@@ -30,9 +37,9 @@ from chunkcache.store.entry_format import (
     encode_entry,
 )
 from chunkcache.store.environment import StoreEnvironment
-from chunkcache.store.records import encode_record
+from chunkcache.store.records import decode_record, decoded, encode_record
 from chunkcache.store.transaction import Database, Transaction
-from chunkcache.upkeep.findings import OnProgress, decoded
+from chunkcache.upkeep.findings import OnProgress
 from chunkcache.upkeep.new_directory import appearing_whole
 from chunkcache.upkeep.pack_format import (
     MANIFEST_NAME,
@@ -94,8 +101,10 @@ def export_pack(
         InvalidValueError: There are no entries, or those of several models and none is named.
         StoreError: ``target`` is there already or cannot be written, or the store cannot be read.
         StoreFullError: The disk has no room; nothing is left of the pack.
+        StoreFormatError: A document is damaged, and would be missing in the pack.
     """
     catalog = Catalog(env, namespace)
+    _check_records(env, namespace)
     digest = _model(env, namespace, model)
     tokenizer = _tokenizer(env, catalog, digest)
     num_skipped = 0
@@ -230,6 +239,13 @@ def _token_ids(txn: Transaction, key: ChunkKey) -> bytes | None:
         return None if value is None else decode_header(value).token_ids
     except DamagedEntryError:
         return None
+
+
+def _check_records(env: StoreEnvironment, namespace: TenantNamespace) -> None:
+    """Refuse what a listing would leave out without a word."""
+    with env.read() as txn:
+        for _, data in txn.scan(Database.DOCUMENTS, info_prefix(namespace)):
+            decode_record(data, InfoRecord, "a document, which 'chunkcache store verify' names,")
 
 
 def _documents(catalog: Catalog) -> Iterator[Document]:

@@ -13,6 +13,7 @@ from chunkcache.store.eviction.registry import EVICTION_NAMES, make_eviction
 from chunkcache.store.eviction.reuse_rates import AGE_ENDS, NUM_AGES, ReuseClass, ReuseRates, age_of
 from chunkcache.store.eviction.s3fifo import S3FifoPolicy
 from chunkcache.store.eviction.value import ValuePolicy
+from chunkcache.store.host import HostTier
 
 
 class Cache:
@@ -148,6 +149,21 @@ def test_what_was_evicted_comes_back_with_its_history_and_what_was_discarded_doe
     policy.remove(candidate.key, is_evicted=False)
     policy.record_use(candidate)
     assert policy._past[candidate.key].num_uses == 1
+
+
+@pytest.mark.parametrize("memory", ["_past", "_ghosts"])
+def test_a_removal_that_comes_behind_an_eviction_takes_the_history_too(memory, make_entry):
+    entry, *others = (make_entry(seed) for seed in range(5))
+    capacity_bytes = 4 * entry.num_bytes
+    policy = ValuePolicy() if memory == "_past" else S3FifoPolicy(capacity_bytes)
+    tier = HostTier(capacity_bytes, policy)
+    for each in (entry, *others, *others[-1:] * 9):
+        tier.put(each).release()
+    assert not tier.contains(entry.key)
+    assert entry.key in getattr(policy, memory)
+    assert not tier.discard(entry.key)
+    assert entry.key not in getattr(policy, memory)
+    tier.check_integrity()
 
 
 def test_the_history_is_bounded_and_residents_are_never_forgotten(monkeypatch):

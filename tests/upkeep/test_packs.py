@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 import torch
 
+from chunkcache.catalog_records import info_key, text_key
 from chunkcache.errors import (
     ForeignPackError,
     InvalidValueError,
     StoreError,
+    StoreFormatError,
     StoreReadOnlyError,
 )
+from chunkcache.identity import TenantNamespace
 from chunkcache.planning import AskOptions
 from chunkcache.store.entry_format import decode_entry, decode_header
 from chunkcache.store.transaction import Database
@@ -21,6 +24,7 @@ from chunkcache.upkeep.pack_export import export_pack
 from chunkcache.upkeep.pack_import import import_pack
 from chunkcache.upkeep.verify import verify
 
+NAMESPACE = TenantNamespace(b"n" * 32)
 OpenCache = Callable[..., Any]
 
 
@@ -178,6 +182,18 @@ def test_expired_documents_neither_leave_nor_enter(source, pack, open_cache, tmp
 def test_nothing_to_export(open_cache, tmp_path) -> None:
     with pytest.raises(InvalidValueError, match="no entries"):
         export(open_cache(), tmp_path / "pack")
+    assert not (tmp_path / "pack").exists()
+
+
+@pytest.mark.parametrize(
+    "key", [info_key(NAMESPACE, "first"), text_key(NAMESPACE, "first")], ids=["I", "T"]
+)
+def test_a_pack_that_would_lack_a_damaged_document_is_not_written(
+    furnished, change, tmp_path, key
+) -> None:
+    change(furnished, Database.DOCUMENTS, key, lambda value: value[:-1])
+    with pytest.raises(StoreFormatError, match="damaged"):
+        export_pack(furnished.env, NAMESPACE, tmp_path / "pack", model="6d6d6d6d")
     assert not (tmp_path / "pack").exists()
 
 

@@ -1,11 +1,13 @@
 """Verify: every fault is found and named; a repair mends it, and loses nothing else."""
 
 import pytest
+from msgspec.structs import replace
 
 from chunkcache.catalog_expiry import expiry_key
 from chunkcache.catalog_neighbours import behind_key, reverse_key
 from chunkcache.catalog_records import (
     ChunkRecord,
+    CounterRecord,
     chunk_key,
     counter_key,
     info_key,
@@ -13,9 +15,10 @@ from chunkcache.catalog_records import (
 )
 from chunkcache.errors import StoreFormatError, StoreReadOnlyError
 from chunkcache.identity import TenantNamespace
+from chunkcache.quota import DocumentSize
 from chunkcache.store.disk import DiskTier
 from chunkcache.store.environment import StoreEnvironment
-from chunkcache.store.records import encode_record
+from chunkcache.store.records import decode_record, encode_record
 from chunkcache.store.transaction import Database
 from chunkcache.upkeep.findings import Fault
 from chunkcache.upkeep.verify import verify
@@ -267,6 +270,8 @@ def test_a_damaged_vector_and_damaged_counters(furnished, change) -> None:
     change(furnished, Database.DOCUMENTS, counter_key(NS), flip)
     with pytest.raises(StoreFormatError):
         furnished.catalog.generation()
+    words = [furnished.chunk(w) for w in ("alpha", "beta")]
+    assert furnished.catalog.get_vectors(b"e" * 32, words).keys() == {words[1]}, "a miss"
     assert faults(verify(furnished.env)) == {Fault.DAMAGED_VECTOR, Fault.WRONG_COUNTERS}
     repaired(furnished)
     assert furnished.catalog.count() == 3
@@ -296,3 +301,48 @@ def test_a_store_open_for_reading_is_examined_and_not_repaired(furnished, tmp_pa
         assert verify(env).is_sound
         with pytest.raises(StoreReadOnlyError):
             verify(env, repair=True)
+
+
+@pytest.mark.parametrize("field", ["num_documents", "num_tokens", "record_bytes"])
+def test_each_counter_of_a_tenant_is_counted_again(furnished, change, field) -> None:
+    right = furnished.catalog.size()
+    key = counter_key(NS)
+
+    def off_by_one(value: bytes) -> bytes:
+        record = decode_record(value, CounterRecord, "counters")
+        return encode_record(replace(record, **{field: getattr(record, field) + 1}))
+
+    change(furnished, Database.DOCUMENTS, key, off_by_one)
+    assert faults(verify(furnished.env)) == {Fault.WRONG_COUNTERS}
+    repaired(furnished)
+    assert (furnished.catalog.size(), furnished.catalog.count()) == (right, 3)
+
+
+@pytest.mark.parametrize(
+    "spoiled",
+    [info_key(NS, "third"), text_key(NS, "first"), counter_key(NS)],
+    ids=["record", "text", "counters"],
+)
+def test_sizes_are_right_after_a_repair_and_nothing_when_all_is_deleted(
+    furnished, change, spoiled
+) -> None:
+    change(furnished, Database.DOCUMENTS, spoiled, flip)
+    repaired(furnished)
+    size = furnished.catalog.size()
+    assert min(size.num_tokens, size.record_bytes) > 0
+    for info in furnished.catalog.list(limit=9):
+        furnished.catalog.delete(info.document_id)
+    assert furnished.catalog.size() == DocumentSize()
+
+
+@pytest.mark.parametrize(
+    "key",
+    [b"short", NS, NS + b"C" + b"more", NS + b"?"],
+    ids=["short", "a namespace alone", "too long", "of no kind"],
+)
+def test_a_record_under_a_key_that_nothing_has_is_dropped(furnished, change, key) -> None:
+    before = contents(furnished)
+    change(furnished, Database.DOCUMENTS, key, b"x")
+    assert faults(verify(furnished.env)) == {Fault.UNKNOWN_RECORD}
+    repaired(furnished)
+    assert contents(furnished) == before

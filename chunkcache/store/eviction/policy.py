@@ -72,6 +72,10 @@ class EvictionPolicy(ABC):
             is_evicted: It may come back, and its history counts then; otherwise it is forgotten.
         """
 
+    def forget(self, key: ChunkKey) -> None:
+        """An entry that is not resident is wanted no more; what is remembered of it goes."""
+        del key
+
     def expect_use(self, key: ChunkKey, in_seconds: float) -> None:
         """A caller says when an entry is used next. Policies that cannot weigh it ignore it."""
         del key, in_seconds

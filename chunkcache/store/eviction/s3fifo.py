@@ -93,6 +93,11 @@ class S3FifoPolicy(EvictionPolicy):
             while self._ghosts.num_bytes > self._ghost_bytes:
                 self._ghosts.take(next(iter(self._ghosts)))
 
+    def forget(self, key: ChunkKey) -> None:
+        """Forget that it was here."""
+        if key in self._ghosts:
+            self._ghosts.take(key)
+
     def residents(self) -> Iterable[ChunkKey]:
         """On probation, then main; the oldest first."""
         return [*self._small, *self._main]

@@ -146,8 +146,12 @@ class ValuePolicy(EvictionPolicy):
         past.is_resident = False
         del self._queues[past.queue][key]
         if not is_evicted:
-            del self._past[key]
-            self._expected.pop(key, None)
+            self.forget(key)
+
+    def forget(self, key: ChunkKey) -> None:
+        """Forget uses, past and announced."""
+        self._past.pop(key, None)
+        self._expected.pop(key, None)
 
     def expect_use(self, key: ChunkKey, in_seconds: float) -> None:
         """Value an entry by its announced use, until that has come or is long overdue."""
