@@ -212,3 +212,12 @@ def test_a_file_that_is_rewritten_later_changes_no_loaded_model(copy: Path, tmp_
     with path.open("r+b") as file:
         file.truncate(16)
     assert torch.equal(model(input_ids=ids).logits, before)
+
+
+def test_a_configuration_that_names_other_weights(
+    copy: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The library would load them, and the digest would be of the file beside them."""
+    shutil.copy(copy / "model.safetensors", copy / "other.safetensors")
+    _edit_config(copy, transformers_weights="other.safetensors")
+    assert "transformers_weights" in _refusal(copy, tmp_path, capfd)
