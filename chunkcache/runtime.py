@@ -29,6 +29,7 @@ from chunkcache.model_opening import (
     load_configured_model,
     load_successor,
     pass_gate,
+    second_model,
 )
 from chunkcache.pages import PagePool
 from chunkcache.quota import TenantQuota
@@ -117,7 +118,6 @@ class Runtime:
             self.succession = Succession(self)
         else:
             self.load_speed = predecessor.load_speed
-            self.load_speed.restart(calibration)
             self.stack = predecessor.stack
             self.meter = predecessor.meter
             self.succession = predecessor.succession
@@ -144,6 +144,9 @@ class Runtime:
             model.tokenizer, runner.spec.vocab_size, runner.eos_token_ids
         )
         self.verifier = BackgroundVerifier(self.engine, settings.verify_rate)
+        if predecessor is not None:
+            # Last: the predecessor goes on serving where anything before this fails.
+            self.load_speed.restart(calibration)
 
     @classmethod
     def open(cls, settings: Settings, progress: Progress = lambda line: None) -> "Runtime":
@@ -199,19 +202,21 @@ class Runtime:
         """
         with self.succession.reloading() as succession:
             old, settings, env = succession.current, self.settings, self.env
-            model = load_successor(old.model, settings, progress)
-            if model is None:
-                return _reload_result(old, old, 0)
-            check_prefix_fits(model, self.preparation, settings)
-            gate = pass_gate(model, env, progress)
-            codec = codec_by_name(settings.codec, model.runner.dtype)
-            calibration = stored_calibration(model.runner, codec, env, progress)
-            new = Runtime(settings, model, env, gate, calibration, old)
+            with second_model():
+                model = load_successor(old.model, settings, progress)
+                if model is None:
+                    return _reload_result(old, old, 0)
+                check_prefix_fits(model, self.preparation, settings)
+                gate = pass_gate(model, env, progress)
+                codec = codec_by_name(settings.codec, model.runner.dtype)
+                calibration = stored_calibration(model.runner, codec, env, progress)
+                new = Runtime(settings, model, env, gate, calibration, old)
             succession.current = new
             num_dropped = old.stack.forget_model(old.model.runner.digest)
             old.engine.close()
             # What it was answering until now may have brought entries back.
             old.stack.forget_model(old.model.runner.digest)
+            succession.tell_followers()
             return _reload_result(old, new, num_dropped)
 
     def close(self) -> None:

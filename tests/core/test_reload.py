@@ -3,6 +3,7 @@
 import json
 import shutil
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -310,3 +311,37 @@ def test_an_adapter_changed_under_its_name(
     cold = open_cache("empty-store", model=model, adapter=str(adapter))
     _fill(cold, passages)
     assert cold.answer(QUESTION, names).token_ids == met.token_ids != first.token_ids
+
+
+def test_an_idle_cache_keeps_no_old_model(
+    open_cache: Callable[..., ChunkCache], model: Path
+) -> None:
+    cache = open_cache(model=model)
+    idle = ChunkCache(cache.runtime, "another tenant")
+    old = weakref.ref(cache.runtime.model.runner.hf_model)
+    pages = weakref.ref(cache.runtime.pool)
+    _change(model)
+    assert cache.reload_model().changed
+    assert old() is None
+    assert pages() is None
+    assert idle.runtime is cache.runtime
+
+
+def test_no_memory_for_a_second_pool(
+    open_cache: Callable[..., ChunkCache], model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = open_cache(model=model)
+    runtime, speed = cache.runtime, cache.runtime.load_speed
+    for _ in range(100):
+        speed.note_prefill(1, 1e6)
+
+    def fail(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError
+
+    _change(model)
+    with monkeypatch.context() as patched:
+        patched.setattr("chunkcache.runtime.PagePool", fail)
+        with pytest.raises(ModelError, match="no memory"):
+            cache.reload_model()
+    assert cache.runtime is runtime
+    assert speed.figures().prefill_s_per_row > 1e5
