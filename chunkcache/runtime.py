@@ -16,6 +16,7 @@ from chunkcache.codecs import Codec, codec_by_name
 from chunkcache.engine.constraint import JsonConstraints
 from chunkcache.engine.engine import Engine
 from chunkcache.entry import Entry
+from chunkcache.errors import DrainingError
 from chunkcache.fusion.plan import FusionLimits
 from chunkcache.fusion.preparation import Preparation
 from chunkcache.fusion.template_entries import TemplateEntries
@@ -249,6 +250,9 @@ class Runtime:
         Args:
             identity: What is wanted.
             on_computed: Told how many rows were run to compute it, those of a prefix included.
+
+        Raises:
+            DrainingError: The runtime is closed, or another has taken its place.
         """
 
         def prefill() -> Entry:
@@ -261,7 +265,28 @@ class Runtime:
         if lease.source == "host" and not self.stack.contains(identity.key()):
             # Another document's removal took it from disk a moment ago.
             lease.warning = self.stack.keep(lease.entry, guard)
+        try:
+            self.check_current()
+        except DrainingError:
+            lease.release()
+            raise
         return lease
+
+    def check_current(self) -> None:
+        """Refuse to go on for a model that another has taken the place of.
+
+        What the reload has dropped from RAM may have come back from disk meanwhile: it goes again.
+
+        Raises:
+            DrainingError: There was a reload.
+        """
+        current = self.current
+        if current is self:
+            return
+        digest = self.model.runner.digest
+        if current.model.runner.digest != digest:
+            self.stack.forget_model(digest)
+        raise DrainingError("the model was reloaded meanwhile")
 
     def _quota_of_a_tenant(self) -> TenantQuota | None:
         max_bytes, spec = self.settings.tenant_max_bytes, self.model.runner.spec

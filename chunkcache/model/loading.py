@@ -203,7 +203,8 @@ def load_model(
             int8.quantise_linears(hf_model)
         hf_model = own_memory(hf_model, device)
     identity = _identity(
-        config,
+        # The one that was used: the library has read the file again.
+        hf_model.config,
         weights,
         tokenizer,
         code=code_digest(source_dir) if with_own_code else None,
