@@ -1,5 +1,6 @@
 """``ChunkCache``: one tenant's documents, cached and asked. The library's front door."""
 
+import gc
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
@@ -48,6 +49,7 @@ class ChunkCache:
         self.catalog = Catalog(runtime.env, runtime.namespace(tenant), quota=runtime.quota)
         self._serving = ServingModel.over(runtime.current, self.catalog)
         self._owns_runtime = owns_runtime
+        runtime.succession.add_follower(self)
 
     @property
     def runtime(self) -> Runtime:
@@ -308,9 +310,7 @@ class ChunkCache:
             QueueFullError: Too many requests wait.
         """
         options = options or AskOptions()
-        return self._on_current(
-            lambda model: model.start(_plan_chat(model, turns, options), options)
-        )
+        return self._on_current(lambda model: model.start(model.plan_chat(turns, options), options))
 
     def answer(
         self,
@@ -354,7 +354,7 @@ class ChunkCache:
 
     def plan_chat(self, turns: Sequence[ChatTurn], options: AskOptions) -> FusionPlan:
         """What :meth:`chat` would do, without any model work. Errors as there."""
-        return _plan_chat(self._current(), turns, options)
+        return self._current().plan_chat(turns, options)
 
     def reload_model(self, progress: Progress = lambda line: None) -> ReloadResult:
         """Load the model again, and answer from it if its files have changed.
@@ -371,7 +371,13 @@ class ChunkCache:
             ModelError: The new model cannot be loaded, is not supported, or fails the gate.
             InvalidValueError: A setting does not fit it.
         """
-        return self._current().runtime.reload(progress)
+        result = self._current().runtime.reload(progress)
+        gc.collect()  # runtime and engine know each other: the old weights would stay for a while
+        return result
+
+    def follow(self) -> None:
+        """Let go of a runtime that another has taken the place of. The runtime sees to it."""
+        self._current()
 
     def _current(self) -> ServingModel:
         """What serves now; follows the runtime when its model is reloaded."""
@@ -390,9 +396,3 @@ class ChunkCache:
             except DrainingError:
                 if self._current() is serving:
                     raise
-
-
-def _plan_chat(serving: ServingModel, turns: Sequence[ChatTurn], options: AskOptions) -> FusionPlan:
-    if not turns or [t.reply is None for t in turns] != [False] * (len(turns) - 1) + [True]:
-        raise InvalidValueError("every turn but the last has a reply", param="messages")
-    return serving.planner.plan(turns, options, "chat")

@@ -3,7 +3,8 @@
 Knows settings and the store's reports, and neither engine nor tiers.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import psutil
 import torch
@@ -12,7 +13,7 @@ from chunkcache.errors import InvalidValueError, ModelError
 from chunkcache.fusion.layout import prompt_prefix_ids
 from chunkcache.fusion.preparation import Preparation
 from chunkcache.model.gate import GateReport, check_gate, gate_fingerprint, run_gate
-from chunkcache.model.loading import LoadedModel, load_model
+from chunkcache.model.loading import LoadedModel, ModelOutline, load_model, outline_model
 from chunkcache.model.template import DEFAULT_SYSTEM
 from chunkcache.settings import Settings
 from chunkcache.short_thread import on_short_thread
@@ -38,6 +39,32 @@ def load_configured_model(settings: Settings, progress: Progress) -> LoadedModel
     )
 
 
+def outline_configured_model(settings: Settings, progress: Progress) -> ModelOutline:
+    """Read the small files of the model that the settings name. Errors as in ``load_model``."""
+    return outline_model(
+        settings.model,
+        cache_dir=settings.cache_dir.expanduser(),
+        device=settings.device,
+        dtype=settings.dtype,
+        revision=settings.revision,
+        trust_remote_code=settings.trust_remote_code,
+        progress=progress,
+    )
+
+
+@contextmanager
+def second_model() -> Iterator[None]:
+    """What is loaded and made inside stands beside a model that goes on serving.
+
+    Raises:
+        ModelError: There is no memory for both.
+    """
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise ModelError("there is no memory for a second model beside the old one") from error
+
+
 def load_successor(old: LoadedModel, settings: Settings, progress: Progress) -> LoadedModel | None:
     """The model as its files are now, beside the one that is loaded; None if nothing differs.
 
@@ -45,11 +72,8 @@ def load_successor(old: LoadedModel, settings: Settings, progress: Progress) -> 
         ModelError: It cannot be loaded, or there is no memory for a second one.
     """
     _check_memory(old)
-    try:
-        model = load_configured_model(settings, progress)
-    except torch.OutOfMemoryError as error:
-        raise ModelError("there is no memory for a second model beside the old one") from error
-    if not _answers_alike(model, old):
+    model = load_configured_model(settings, progress)
+    if model.answers_digest() != old.answers_digest():
         return model
     progress("the model has not changed")
     return None
@@ -95,16 +119,6 @@ def pass_gate(model: LoadedModel, env: StoreEnvironment, progress: Progress) -> 
     if report.full_only:
         progress(f"the model serves full prefills alone, no reuse: {report.findings()}")
     return report
-
-
-def _answers_alike(model: LoadedModel, other: LoadedModel) -> bool:
-    """Whether two loaded models are the same in all that an answer depends on."""
-    runner, others = model.runner, other.runner
-    return (
-        runner.digest == others.digest
-        and runner.eos_token_ids == others.eos_token_ids
-        and (model.template, model.chat) == (other.template, other.chat)
-    )
 
 
 def _check_memory(model: LoadedModel) -> None:

@@ -68,9 +68,7 @@ class DocumentPins:
                         num_bytes += lease.entry.num_bytes
                     if not was_pinned:
                         new_keys.append(lease.entry.key)
-            if self._runtime.current is not self._runtime:
-                # What a reload has dropped may have come back from disk, and is of no use now.
-                raise DrainingError("the model was reloaded meanwhile")
+            self._runtime.check_current()
         except (PinLimitError, DrainingError):
             stack.unpin(new_keys)
             raise
@@ -89,6 +87,7 @@ class DocumentPins:
         for identity in self._identities(list(dict.fromkeys(document_ids))):
             with self._runtime.ensure_entry(identity) as lease:
                 num_held += self._runtime.stack.expect_use(lease.entry, in_s)
+        self._runtime.check_current()
         return num_held
 
     def _identities(self, document_ids: list[str]) -> tuple[EntryIdentity, ...]:

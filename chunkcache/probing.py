@@ -152,6 +152,7 @@ def _fingerprint(runtime: Runtime, probes: ProbeSet) -> str:
         ("probe", PROBE_VERSION),
         ("probes", probes.digest()),
         ("model", gate_fingerprint(runtime.model.runner)),
+        ("answers", runtime.model.answers_digest()),
         ("policy", str(_policy(runtime))),
         ("preparation", str(runtime.preparation)),
         ("codec", runtime.codec.name),

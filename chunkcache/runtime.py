@@ -16,6 +16,7 @@ from chunkcache.codecs import Codec, codec_by_name
 from chunkcache.engine.constraint import JsonConstraints
 from chunkcache.engine.engine import Engine
 from chunkcache.entry import Entry
+from chunkcache.errors import DrainingError
 from chunkcache.fusion.plan import FusionLimits
 from chunkcache.fusion.preparation import Preparation
 from chunkcache.fusion.template_entries import TemplateEntries
@@ -29,6 +30,7 @@ from chunkcache.model_opening import (
     load_configured_model,
     load_successor,
     pass_gate,
+    second_model,
 )
 from chunkcache.pages import PagePool
 from chunkcache.quota import TenantQuota
@@ -117,7 +119,6 @@ class Runtime:
             self.succession = Succession(self)
         else:
             self.load_speed = predecessor.load_speed
-            self.load_speed.restart(calibration)
             self.stack = predecessor.stack
             self.meter = predecessor.meter
             self.succession = predecessor.succession
@@ -144,6 +145,9 @@ class Runtime:
             model.tokenizer, runner.spec.vocab_size, runner.eos_token_ids
         )
         self.verifier = BackgroundVerifier(self.engine, settings.verify_rate)
+        if predecessor is not None:
+            # Last: the predecessor goes on serving where anything before this fails.
+            self.load_speed.restart(calibration)
 
     @classmethod
     def open(cls, settings: Settings, progress: Progress = lambda line: None) -> "Runtime":
@@ -199,19 +203,21 @@ class Runtime:
         """
         with self.succession.reloading() as succession:
             old, settings, env = succession.current, self.settings, self.env
-            model = load_successor(old.model, settings, progress)
-            if model is None:
-                return _reload_result(old, old, 0)
-            check_prefix_fits(model, self.preparation, settings)
-            gate = pass_gate(model, env, progress)
-            codec = codec_by_name(settings.codec, model.runner.dtype)
-            calibration = stored_calibration(model.runner, codec, env, progress)
-            new = Runtime(settings, model, env, gate, calibration, old)
+            with second_model():
+                model = load_successor(old.model, settings, progress)
+                if model is None:
+                    return _reload_result(old, old, 0)
+                check_prefix_fits(model, self.preparation, settings)
+                gate = pass_gate(model, env, progress)
+                codec = codec_by_name(settings.codec, model.runner.dtype)
+                calibration = stored_calibration(model.runner, codec, env, progress)
+                new = Runtime(settings, model, env, gate, calibration, old)
             succession.current = new
             num_dropped = old.stack.forget_model(old.model.runner.digest)
             old.engine.close()
             # What it was answering until now may have brought entries back.
             old.stack.forget_model(old.model.runner.digest)
+            succession.tell_followers()
             return _reload_result(old, new, num_dropped)
 
     def close(self) -> None:
@@ -244,6 +250,9 @@ class Runtime:
         Args:
             identity: What is wanted.
             on_computed: Told how many rows were run to compute it, those of a prefix included.
+
+        Raises:
+            DrainingError: The runtime is closed, or another has taken its place.
         """
 
         def prefill() -> Entry:
@@ -256,7 +265,28 @@ class Runtime:
         if lease.source == "host" and not self.stack.contains(identity.key()):
             # Another document's removal took it from disk a moment ago.
             lease.warning = self.stack.keep(lease.entry, guard)
+        try:
+            self.check_current()
+        except DrainingError:
+            lease.release()
+            raise
         return lease
+
+    def check_current(self) -> None:
+        """Refuse to go on for a model that another has taken the place of.
+
+        What the reload has dropped from RAM may have come back from disk meanwhile: it goes again.
+
+        Raises:
+            DrainingError: There was a reload.
+        """
+        current = self.current
+        if current is self:
+            return
+        digest = self.model.runner.digest
+        if current.model.runner.digest != digest:
+            self.stack.forget_model(digest)
+        raise DrainingError("the model was reloaded meanwhile")
 
     def _quota_of_a_tenant(self) -> TenantQuota | None:
         max_bytes, spec = self.settings.tenant_max_bytes, self.model.runner.spec

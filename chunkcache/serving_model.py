@@ -3,16 +3,17 @@
 What is planned here is run here: a reload of the model makes another runtime, and another of these.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from chunkcache.catalog import Catalog
 from chunkcache.engine.request import GenerationJob
 from chunkcache.engine.stream import Finished
-from chunkcache.errors import ChunkCacheError
+from chunkcache.errors import ChunkCacheError, InvalidValueError
 from chunkcache.fusion.plan import FusionPlan
 from chunkcache.ingest import DocumentIngest
 from chunkcache.pinning import DocumentPins
-from chunkcache.planning import AskOptions, PromptPlanner
+from chunkcache.planning import AskOptions, ChatTurn, PromptPlanner
 from chunkcache.runtime import Runtime
 from chunkcache.streaming import StreamingAnswer, new_answer_id
 
@@ -44,6 +45,17 @@ class ServingModel:
             DocumentIngest(runtime, catalog, names, system_ids),
             DocumentPins(runtime, catalog, names, system_ids),
         )
+
+    def plan_chat(self, turns: Sequence[ChatTurn], options: AskOptions) -> FusionPlan:
+        """What answering the last turn of a conversation would do.
+
+        Raises:
+            InvalidValueError: A turn before it has no reply, or it has one itself.
+            ChunkCacheError: As in ``ChunkCache.chat``.
+        """
+        if not turns or [t.reply is None for t in turns] != [False] * (len(turns) - 1) + [True]:
+            raise InvalidValueError("every turn but the last has a reply", param="messages")
+        return self.planner.plan(turns, options, "chat")
 
     def start(self, plan: FusionPlan, options: AskOptions) -> StreamingAnswer:
         """Have a plan of this planner's run.

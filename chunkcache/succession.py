@@ -1,14 +1,23 @@
 """Which of the runtimes over one open store is current, and who may change that."""
 
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from chunkcache.errors import DrainingError, ReloadInProgressError
 
 if TYPE_CHECKING:
     from chunkcache.runtime import Runtime
+
+
+class Follower(Protocol):
+    """What is built over the current runtime."""
+
+    def follow(self) -> None:
+        """Let go of a runtime that is not current any more."""
+        ...
 
 
 class Succession:
@@ -22,6 +31,21 @@ class Succession:
         self.current = first
         self._lock = threading.Lock()
         self._is_closed = False
+        self._followers: weakref.WeakSet[Follower] = weakref.WeakSet()
+        self._followers_lock = threading.Lock()
+
+    def add_follower(self, follower: Follower) -> None:
+        """Have something told when another runtime is current, for as long as it lives."""
+        with self._followers_lock:
+            self._followers.add(follower)
+        follower.follow()  # what was current when it was built may not be any more
+
+    def tell_followers(self) -> None:
+        """Have everything that follows let go of what is not current: an idle tenant would not."""
+        with self._followers_lock:
+            followers = list(self._followers)
+        for follower in followers:
+            follower.follow()
 
     @contextmanager
     def reloading(self) -> Iterator["Succession"]:

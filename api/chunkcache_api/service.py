@@ -267,6 +267,8 @@ def system_fingerprint(runtime: Runtime) -> str:
     fields = [
         ("version", _VERSION),
         ("model", runtime.gate.fingerprint),
+        ("answers", runtime.model.answers_digest()),
+        ("system", runtime.system),
         ("preparation", str(runtime.preparation)),
         ("codec", runtime.codec.name),
         ("tile_rows", runtime.settings.decode_tile_rows),

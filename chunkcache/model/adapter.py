@@ -157,13 +157,12 @@ def read_adapter(path: Path, name: str) -> Adapter:
             f"adapter {name!r} holds {foreign[0] if foreign else 'no tensor'}; PEFT's names "
             f"begin with {KEY_PREFIX}"
         )
+    # In the file's order: of two patterns that fit a module the first one counts.
     facts = {k: v for k, v in raw.items() if k not in _WITHOUT_EFFECT}
     base = raw.get("base_model_name_or_path")
     return Adapter(
         name=name,
-        digest=digest_fields(
-            "adapter", [("config", json.dumps(facts, sort_keys=True)), ("weights", data)]
-        ),
+        digest=digest_fields("adapter", [("config", json.dumps(facts)), ("weights", data)]),
         base_name=base if isinstance(base, str) and base else None,
         config=config,
         tensors={n.removeprefix(KEY_PREFIX): t for n, t in tensors.items()},

@@ -77,8 +77,9 @@ class ChatTemplate:
             )
         except SecurityError as error:
             raise UnsupportedModelError(f"the chat template is not safe to run: {error}") from error
-        except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:
-            raise UnsupportedModelError(f"the chat template fails: {error}") from error
+        except Exception as error:  # a template can make Python raise anything: no memory, too deep
+            reason = str(error) or type(error).__name__
+            raise UnsupportedModelError(f"the chat template fails: {reason}") from error
 
 
 class _Generation(Extension):

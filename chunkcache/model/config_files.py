@@ -5,7 +5,7 @@ model type itself.
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from blake3 import blake3
 
@@ -13,12 +13,16 @@ from chunkcache.errors import UnsupportedModelError
 from chunkcache.identity import digest_fields
 from chunkcache.model.json_files import read_json
 
+_ELSEWHERE: Final = "--"
+"""Stands between a repository and a class, where code is not the directory's own."""
+
 
 def runs_own_code(source_dir: Path, *, trust_remote_code: bool) -> bool:
     """Whether the directory's own code is to be run.
 
     Raises:
-        UnsupportedModelError: It would have to be, and is not trusted; says how to trust it.
+        UnsupportedModelError: It would have to be, and is not trusted; says how to trust it. Or
+            it is not in the directory.
     """
     from transformers import CONFIG_MAPPING
 
@@ -32,6 +36,12 @@ def runs_own_code(source_dir: Path, *, trust_remote_code: bool) -> bool:
             "config.json), and that is not run unless you say so: read the code, then set "
             "trust_remote_code (CHUNKCACHE_TRUST_REMOTE_CODE=1). It helps "
             "where the model's configuration class derives from a supported family's"
+        )
+    foreign = sorted(str(v) for v in raw["auto_map"].values() if _ELSEWHERE in str(v))
+    if foreign:
+        raise UnsupportedModelError(
+            f"auto_map in config.json names code of another repository ({foreign[0]}), which is no "
+            "part of the model's identity: put the files beside config.json and name them there"
         )
     return True
 

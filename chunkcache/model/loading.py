@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import torch
 
 from chunkcache.errors import ModelFilesError
@@ -77,6 +78,16 @@ class LoadedModel:
     source_dir: Path
     adapter: AdapterInfo | None = None
 
+    def answers_digest(self) -> bytes:
+        """Digest of all about the model that an answer depends on: more than its entries do.
+
+        The text around documents and question counts too, and so does what ends an answer.
+        """
+        fields = [("model", bytes(self.runner.digest)), ("bos", self.bos_token_id)]
+        fields += [("eos", token_id) for token_id in sorted(self.runner.eos_token_ids)]
+        fields.append(("template", msgspec.json.encode(self.template)))
+        return digest_fields("answers", fields)
+
     def weights_facts(self) -> dict[str, Any]:
         """What the weights are, for people and programs: digest, dtype, rounding, adapter."""
         identity, adapter = self.runner.identity, self.adapter
@@ -112,15 +123,17 @@ def outline_model(
     device: str = "cpu",
     dtype: str = "auto",
     revision: str | None = None,
+    trust_remote_code: bool = False,
     progress: Progress = lambda line: None,
 ) -> ModelOutline:
     """Read a model's configuration and tokenizer. A GGUF file is converted first, once.
 
     Arguments and errors as in :func:`load_model`.
     """
-    source_dir = _resolve(model, cache_dir, revision, progress, with_code=False)
+    source_dir = _resolve(model, cache_dir, revision, progress, with_code=trust_remote_code)
+    with_own_code = runs_own_code(source_dir, trust_remote_code=trust_remote_code)
     return ModelOutline(
-        spec=spec_from_config(load_config(source_dir, with_own_code=False)),
+        spec=spec_from_config(load_config(source_dir, with_own_code=with_own_code)),
         tokenizer=_tokenizer(read_tokenizer_files(source_dir).definition, source_dir),
         dtype=_choose_dtype(dtype, device),
     )
@@ -190,7 +203,8 @@ def load_model(
             int8.quantise_linears(hf_model)
         hf_model = own_memory(hf_model, device)
     identity = _identity(
-        config,
+        # The one that was used: the library has read the file again.
+        hf_model.config,
         weights,
         tokenizer,
         code=code_digest(source_dir) if with_own_code else None,

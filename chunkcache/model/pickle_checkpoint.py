@@ -6,6 +6,7 @@ plain containers and refuses everything else; and it is read here, nowhere else,
 
 import json
 import shutil
+import struct
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,8 +19,25 @@ from chunkcache.model.draft import check_room, drafted_directory
 from chunkcache.model.json_files import read_json
 
 _INDEX = "pytorch_model.bin.index.json"
+_INDEX_END = ".index.json"
+"""The shards of the new directory are others than those of the old one, in whichever format."""
 _COPIED = ("*.json", "*.jinja", "*.model", "*.txt", "*.py")
 """What comes along beside the weights; Python files are copied, never run."""
+_UNREADABLE = (
+    UnpicklingError,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    MemoryError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    struct.error,
+)
+"""What the reader raises for bytes that are not what they seem: it checks few of them itself."""
 
 Progress = Callable[[str], None]
 
@@ -70,6 +88,7 @@ def convert_pickle(source_dir: Path, target: Path, progress: Progress) -> Conver
             if len(shards) > 1:
                 name = f"model-{number:05}-of-{len(shards):05}.safetensors"
             tensors = _tensors(shard)
+            check_room(target.parent, sum(t.nbytes for t in tensors.values()), shard.name)
             twice = sorted(set(tensors) & set(weight_map))
             if twice:
                 raise ModelFilesError(f"{shard.name} holds {twice[0]!r}, as a shard before it does")
@@ -82,7 +101,7 @@ def convert_pickle(source_dir: Path, target: Path, progress: Progress) -> Conver
             (draft / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
         for pattern in _COPIED:
             for path in source_dir.glob(pattern):
-                if path.name != _INDEX and path.is_file():
+                if not path.name.endswith(_INDEX_END) and path.is_file():
                     shutil.copyfile(path, draft / path.name)
     return Converted(target, len(weight_map), num_bytes)
 
@@ -108,7 +127,7 @@ def _tensors(path: Path) -> dict[str, Any]:
         loaded = torch.load(
             path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
         )
-    except (UnpicklingError, RuntimeError, OSError, EOFError, ValueError, LookupError) as error:
+    except _UNREADABLE as error:
         reason = str(error).partition("\n")[0]
         raise ModelFilesError(
             f"{path.name} is damaged, or holds more than tensors and is not read: {reason}"
@@ -121,14 +140,21 @@ def _tensors(path: Path) -> dict[str, Any]:
         if not isinstance(name, str) or not isinstance(value, torch.Tensor):
             kind = type(value).__name__
             raise ModelFilesError(f"{path.name} holds {name!r}, a {kind}: only tensors are taken")
-        if value.layout != torch.strided or value.is_quantized or value.is_meta:
+        is_strange = value.is_quantized or value.is_meta or value.is_complex() or value.is_neg()
+        if is_strange or value.layout != torch.strided or _is_spread(value):
             raise ModelFilesError(f"{path.name} holds {name!r}, which is no plain tensor")
     return loaded
+
+
+def _is_spread(tensor: Any) -> bool:
+    """Whether a tensor is larger than the memory that it shows: a few bytes can say terabytes."""
+    return tensor.nbytes > tensor.untyped_storage().nbytes()
 
 
 def _save(tensors: dict[str, Any], path: Path) -> None:
     """Each tensor with memory of its own: tied ones share theirs, and safetensors takes no such."""
     import torch
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     seen: set[int] = set()
@@ -140,4 +166,7 @@ def _save(tensors: dict[str, Any], path: Path) -> None:
             tensor = tensor.clone(memory_format=torch.contiguous_format)
         seen.add(tensor.untyped_storage().data_ptr())
         own[name] = tensor.detach()
-    save_file(own, path, metadata={"format": "pt"})
+    try:
+        save_file(own, path, metadata={"format": "pt"})
+    except (SafetensorError, OSError, KeyError) as error:
+        raise ModelFilesError(f"{path.name} cannot be written: {error}") from error

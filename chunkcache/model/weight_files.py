@@ -29,13 +29,19 @@ def find_weight_files(source_dir: Path) -> list[Path]:
 
     Raises:
         ModelFilesError: One is missing, is cut off, or is no such file; the index and its files
-            disagree.
+            disagree; the configuration names another file.
         UnsupportedModelError: The directory holds an adapter.
     """
     if (source_dir / ADAPTER_CONFIG_NAME).is_file():
         raise UnsupportedModelError(
             f"{source_dir.name} holds an adapter ({ADAPTER_CONFIG_NAME}), no model: give its base as "
             "the model and this directory as the adapter"
+        )
+    elsewhere = read_json(source_dir / "config.json", required=False).get("transformers_weights")
+    if elsewhere is not None:
+        raise ModelFilesError(
+            f"config.json in {source_dir} has the library load {elsewhere!r} (transformers_weights); "
+            f"name the file {_SINGLE_NAME}, or write an index"
         )
     index = read_json(source_dir / _INDEX_NAME, required=False)
     if not index or (source_dir / _SINGLE_NAME).is_file():

@@ -11,6 +11,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -75,10 +76,11 @@ class FileDigests:
     def _remember(self, memory: dict[str, list]) -> None:
         if self._memory_path is None:
             return
-        self._memory_path.parent.mkdir(parents=True, exist_ok=True)
         draft = self._memory_path.with_name(f"{self._memory_path.name}.{os.getpid()}")
-        draft.write_text(json.dumps(memory))
-        draft.replace(self._memory_path)
+        with suppress(OSError):  # a cache that cannot be written costs a hash each time, no model
+            self._memory_path.parent.mkdir(parents=True, exist_ok=True)
+            draft.write_text(json.dumps(memory))
+            draft.replace(self._memory_path)
 
 
 def _digest_of(value: object) -> bytes | None:

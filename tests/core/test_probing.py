@@ -1,6 +1,8 @@
 """The fidelity probe: figures that can be checked, kept under what they depend on."""
 
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -160,3 +162,21 @@ def test_figures_have_a_word(mean_kl: float, word: str) -> None:
         fingerprint="0",
     )
     assert report.closeness == word
+
+
+def test_figures_are_of_the_template_they_were_measured_with(
+    open_cache: Callable[..., Any],
+    model_dir: Callable[..., Path],
+    probes: ProbeSet,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("chunkcache.probing.built_in_probe_set", lambda: probes)
+    model = Path(shutil.copytree(model_dir(max_position_embeddings=2048), tmp_path / "served"))
+    cache = open_cache(model=model)
+    report = measure_fidelity(cache.runtime)
+    assert stored_fidelity(cache.runtime) == report
+    path = model / "tokenizer_config.json"
+    path.write_text(path.read_text().replace("<|im_end|>'", "<|im_end|> '"))
+    assert cache.reload_model().changed
+    assert stored_fidelity(cache.runtime) is None

@@ -3,6 +3,7 @@
 import json
 import shutil
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from chunkcache import model_opening
 from chunkcache.chunk_cache import ChunkCache
+from chunkcache.entry import Entry
 from chunkcache.errors import (
     DrainingError,
     GateFailedError,
@@ -310,3 +312,77 @@ def test_an_adapter_changed_under_its_name(
     cold = open_cache("empty-store", model=model, adapter=str(adapter))
     _fill(cold, passages)
     assert cold.answer(QUESTION, names).token_ids == met.token_ids != first.token_ids
+
+
+def test_an_idle_cache_keeps_no_old_model(
+    open_cache: Callable[..., ChunkCache], model: Path
+) -> None:
+    cache = open_cache(model=model)
+    idle = ChunkCache(cache.runtime, "another tenant")
+    old = weakref.ref(cache.runtime.model.runner.hf_model)
+    pages = weakref.ref(cache.runtime.pool)
+    _change(model)
+    assert cache.reload_model().changed
+    assert old() is None
+    assert pages() is None
+    assert idle.runtime is cache.runtime
+
+
+def test_no_memory_for_a_second_pool(
+    open_cache: Callable[..., ChunkCache], model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = open_cache(model=model)
+    runtime, speed = cache.runtime, cache.runtime.load_speed
+    for _ in range(100):
+        speed.note_prefill(1, 1e6)
+
+    def fail(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError
+
+    _change(model)
+    with monkeypatch.context() as patched:
+        patched.setattr("chunkcache.runtime.PagePool", fail)
+        with pytest.raises(ModelError, match="no memory"):
+            cache.reload_model()
+    assert cache.runtime is runtime
+    assert speed.figures().prefill_s_per_row > 1e5
+
+
+def test_nothing_of_the_old_model_comes_back_from_disk(
+    open_cache: Callable[..., ChunkCache], model: Path, passages: dict[str, str]
+) -> None:
+    """What a thread still does for the old model, behind the reload, needs no engine."""
+    cache = open_cache(model=model)
+    names = _fill(cache, passages)
+    old = cache._current()
+    (identity, *_) = cache.plan(QUESTION, names, AskOptions()).identities
+    _change(model)
+    cache.reload_model()
+    with pytest.raises(DrainingError):
+        old.pins.next_use(names, 5.0)
+    with pytest.raises(DrainingError):
+        old.runtime.ensure_entry(identity)
+    stats = cache.runtime.stack.stats()
+    assert (stats.entries["host"], stats.leases_open) == (0, 0)
+    assert cache.next_use(names, in_s=5.0) > 0
+
+
+def test_a_use_announced_while_the_model_changes_is_the_new_one_s(
+    open_cache: Callable[..., ChunkCache],
+    model: Path,
+    passages: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cache = open_cache(model=model)
+    names = _fill(cache, passages)
+    stack, _ = cache.runtime.stack, _change(model)
+    expect_use = stack.expect_use
+
+    def reload_first(entry: Entry, in_seconds: float) -> bool:
+        monkeypatch.setattr(stack, "expect_use", expect_use)
+        cache.reload_model()
+        return expect_use(entry, in_seconds)
+
+    monkeypatch.setattr(stack, "expect_use", reload_first)
+    num_held = cache.next_use(names, in_s=5.0)
+    assert num_held == stack.stats().entries["host"] > 0

@@ -9,6 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from chunkcache.errors import InvalidValueError
+from chunkcache.model.loading import LoadedModel
+from chunkcache.model_opening import load_configured_model
 from chunkcache.settings import Settings
 from chunkcache_eval.cli import app
 from chunkcache_eval.datasets.records import Passage, Question
@@ -146,3 +148,19 @@ def test_the_command_prints_one_object(
     done = CliRunner().invoke(app, [*words, "--codec", "zip", "--json"])
     assert done.exit_code == 1
     assert json.loads(done.stdout)["error"]["code"] == "invalid_value"
+
+
+def test_loads_are_of_the_model_that_the_settings_name(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its adapter, its rounding and all that is to be said of it."""
+    given: list[Settings] = []
+
+    def load(wanted: Settings, progress: object) -> LoadedModel:
+        given.append(wanted)
+        return load_configured_model(settings, lambda line: None)
+
+    monkeypatch.setattr("chunkcache_eval.store.loads.load_configured_model", load)
+    small = settings.model_copy(update={"chunk_tokens": 24, "quantisation": "int8"})
+    measure_loads(small, ("raw",), num_chunks=1, repeats=1)
+    assert given == [small]

@@ -325,3 +325,17 @@ def test_a_missing_config_is_named(base: Path, tmp_path: Path) -> None:
     (adapter / "adapter_config.json").write_text("[]")
     with pytest.raises(ModelFilesError, match=r"adapter_config\.json"):
         read_adapter(adapter, "lora")
+
+
+def test_the_order_of_patterns_is_part_of_the_name(base: Path, tmp_path: Path) -> None:
+    """Of two that fit a module the first one scales it."""
+    adapter = write_tiny_adapter(tmp_path / "adapter", base)
+    path = adapter / "adapter_config.json"
+    config, patterns = json.loads(path.read_text()), [("q_proj", 1.0), (r".*\.q_proj", 9.0)]
+    found = []
+    for alpha_pattern in (patterns, patterns[::-1]):
+        path.write_text(json.dumps(config | {"alpha_pattern": dict(alpha_pattern)}))
+        found.append(read_adapter(adapter, "adapter"))
+    first, second = found
+    assert first.config.scale_of(Q_PROJ) != second.config.scale_of(Q_PROJ)
+    assert first.digest != second.digest

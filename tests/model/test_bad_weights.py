@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from chunkcache.errors import ModelError, ModelFilesError
 from chunkcache.model.loading import load_model
-from chunkcache.model.weight_files import unchanged
+from chunkcache.model.weight_files import load_weights, unchanged
 
 Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
 
@@ -212,3 +212,29 @@ def test_a_file_that_is_rewritten_later_changes_no_loaded_model(copy: Path, tmp_
     with path.open("r+b") as file:
         file.truncate(16)
     assert torch.equal(model(input_ids=ids).logits, before)
+
+
+def test_a_configuration_that_names_other_weights(
+    copy: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The library would load them, and the digest would be of the file beside them."""
+    shutil.copy(copy / "model.safetensors", copy / "other.safetensors")
+    _edit_config(copy, transformers_weights="other.safetensors")
+    assert "transformers_weights" in _refusal(copy, tmp_path, capfd)
+
+
+def test_a_configuration_that_changes_while_it_is_loaded(
+    copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The identity is of the configuration that the model was built by."""
+    before = _load(copy, tmp_path)
+
+    def racing(*args: Any, **options: Any) -> Any:
+        _edit_config(copy, rms_norm_eps=0.5)
+        return load_weights(*args, **options)
+
+    monkeypatch.setattr("chunkcache.model.loading.load_weights", racing)
+    loaded = _load(copy, tmp_path)
+    assert loaded.runner.hf_model.config.rms_norm_eps == 0.5
+    assert loaded.runner.digest != before.runner.digest
+    assert loaded.runner.digest == _load(copy, tmp_path).runner.digest

@@ -123,6 +123,9 @@ def test_a_pickle_that_would_run_something_is_refused(
         ({"state_dict": {"weight": torch.zeros(2)}}, "'state_dict', a dict"),
         ([torch.zeros(2)], "a list"),
         ({"weight": torch.zeros(2, 2).to_sparse()}, "no plain tensor"),
+        ({"weight": torch.zeros(1).expand(10**13)}, "no plain tensor"),
+        ({"weight": torch.zeros(2, dtype=torch.complex128)}, "no plain tensor"),
+        ({"weight": torch.zeros(2, dtype=torch.uint8).view(torch.bits8)}, "cannot be written"),
     ],
 )
 def test_anything_but_tensors_by_name_is_refused(
@@ -199,3 +202,35 @@ def test_an_interrupted_conversion_leaves_nothing(
             convert_model(pickled, tmp_path / "out", _quiet)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["pickled"]
     convert_model(pickled, tmp_path / "out", _quiet)
+
+
+def test_tensors_that_share_memory_need_room_for_each(
+    pickled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = torch.zeros(1000)
+    torch.save({f"copy-{i}": base for i in range(1000)}, pickled / "pytorch_model.bin")
+    free = type("Usage", (), {"free": 1_000_000})
+    monkeypatch.setattr("chunkcache.model.draft.shutil.disk_usage", lambda _: free)
+    with pytest.raises(ModelFilesError, match="4,000,000 bytes"):
+        convert_model(pickled, tmp_path / "out", _quiet)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_index_of_other_files_does_not_come_along(pickled: Path, tmp_path: Path) -> None:
+    """A directory that had the weights in another format too, of which the index was left."""
+    _shard(pickled)
+    other = {"metadata": {}, "weight_map": {"a": "model-00001-of-00009.safetensors"}}
+    (pickled / "model.safetensors.index.json").write_text(json.dumps(other))
+    convert_model(pickled, tmp_path / "out", _quiet)
+    load_model(str(tmp_path / "out"), cache_dir=tmp_path / "cache")
+
+
+def test_bytes_that_are_not_what_they_seem_are_refused(pickled: Path, tmp_path: Path) -> None:
+    """An old file whose table of memory names none of the memory that its tensors want."""
+    path = pickled / "pytorch_model.bin"
+    torch.save({"weight": torch.zeros(2)}, path, _use_new_zipfile_serialization=False)
+    whole = path.read_bytes()
+    tail = whole.rindex(b"X")
+    path.write_bytes(whole[: tail + 5] + b"\x00" + whole[tail + 6 :])
+    with pytest.raises(ModelFilesError, match="damaged"):
+        convert_model(pickled, tmp_path / "out", _quiet)

@@ -215,3 +215,11 @@ def test_the_demo_model_is_what_it_says(demo_model: Any) -> None:
     assert demo_model.runner.eos_token_ids == {2}
     report = run_gate(demo_model.runner)
     assert report.passed
+
+
+def test_a_cache_that_cannot_be_written_costs_a_hash(tmp_path: Path) -> None:
+    path, blocked = tmp_path / "weights", tmp_path / "file"
+    path.write_bytes(b"abc")
+    blocked.touch()
+    digests = FileDigests(blocked / "memory.json", lambda: time.time_ns() + 10**10)
+    assert digests.digest(path) == FileDigests(None).digest(path)

@@ -12,6 +12,8 @@ import pytest
 from chunkcache.errors import GateFailedError, UnsupportedModelError
 from chunkcache.model.gate import check_gate, run_gate
 from chunkcache.model.loading import load_model
+from chunkcache.model_opening import outline_configured_model
+from chunkcache.settings import load_settings
 
 CODE = """
 from pathlib import Path
@@ -135,3 +137,27 @@ def test_code_that_fails_is_a_model_error(write_model: Write, tmp_path: Path) ->
     (model / "own.py").write_text("import no_such_package_anywhere\n")
     with pytest.raises(UnsupportedModelError, match="own code"):
         _load(model, tmp_path, trust_remote_code=True)
+
+
+def test_trusted_code_of_another_repository_is_refused(
+    write_model: Write, marker: Path, tmp_path: Path
+) -> None:
+    """Its text would be no part of the identity."""
+    model = write_model("own")
+    elsewhere = Path(shutil.copytree(model, tmp_path / "elsewhere"))
+    path = model / "config.json"
+    config = json.loads(path.read_text())
+    config["auto_map"] = {k: f"{elsewhere}--{v}" for k, v in config["auto_map"].items()}
+    path.write_text(json.dumps(config))
+    with pytest.raises(UnsupportedModelError, match="another repository"):
+        _load(model, tmp_path, trust_remote_code=True)
+    assert not marker.exists()
+
+
+def test_an_outline_runs_what_loading_would_run(write_model: Write, tmp_path: Path) -> None:
+    model, settings = write_model("own"), {"cache_dir": tmp_path / "cache"}
+    trusting = load_settings(model=str(model), trust_remote_code=True, **settings)
+    outline = outline_configured_model(trusting, lambda line: None)
+    assert outline.spec.family.name == "Llama"
+    with pytest.raises(UnsupportedModelError, match="CHUNKCACHE_TRUST_REMOTE_CODE=1"):
+        outline_configured_model(load_settings(model=str(model), **settings), lambda line: None)

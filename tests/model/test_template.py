@@ -90,3 +90,16 @@ def test_the_demo_model_has_a_system_turn(demo_model: Any) -> None:
     control = demo_model.tokenizer.control_ids
     fixed = demo_model.template.before_system + demo_model.template.after_question
     assert sum(t in control for t in fixed) == 3
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}",
+        "{{ 'a' * 10**14 }}",
+    ],
+)
+def test_templates_that_exhaust_python_are_refused(template: str) -> None:
+    with pytest.raises(UnsupportedModelError, match="the chat template fails: "):
+        _split(template)

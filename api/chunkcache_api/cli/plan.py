@@ -54,18 +54,11 @@ def plan(
         raise typer.BadParameter("give --measure or --prefill-speed, not both")
     with reporting_errors(as_json=as_json):
         from chunkcache.corpus_plan import plan_corpus
-        from chunkcache.model.loading import outline_model
+        from chunkcache.model_opening import outline_configured_model
         from chunkcache.settings import load_settings
 
         settings = load_settings(model=model, chunk_tokens=chunk_tokens)
-        outline = outline_model(
-            settings.model,
-            cache_dir=settings.cache_dir.expanduser(),
-            device=settings.device,
-            dtype=settings.dtype,
-            revision=settings.revision,
-            progress=say,
-        )
+        outline = outline_configured_model(settings, say)
         if tokens is not None:
             corpus = _assumed(tokens, settings.chunk_tokens)
         else:

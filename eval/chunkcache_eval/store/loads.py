@@ -23,8 +23,8 @@ from chunkcache.entry import Entry, EntryShape
 from chunkcache.fusion.place import place_entry
 from chunkcache.fusion.recompute import SequenceKV
 from chunkcache.identity import EntryIdentity, TenantNamespace
-from chunkcache.model.loading import load_model
 from chunkcache.model.runner import ModelRunner
+from chunkcache.model_opening import load_configured_model
 from chunkcache.pages import PagePool
 from chunkcache.settings import Settings
 from chunkcache.store.disk import DiskTier
@@ -117,15 +117,7 @@ def measure_loads(
         ModelError: The model cannot be used.
         StoreError: The store failed.
     """
-    model = load_model(
-        settings.model,
-        cache_dir=settings.cache_dir.expanduser(),
-        device=settings.device,
-        dtype=settings.dtype,
-        revision=settings.revision,
-        progress=progress,
-    )
-    runner = model.runner
+    runner = load_configured_model(settings, progress).runner
     chosen = {name: codec_by_name(name, runner.dtype) for name in codecs}
     spec = runner.spec
     shape = EntryShape(spec.num_layers, settings.chunk_tokens, spec.num_kv_heads, spec.head_dim)
