@@ -75,11 +75,14 @@ def change_keys(path: Path, change: Callable[[dict[str, ApiKey]], None]) -> None
         Exception: Whatever ``change`` raises; it is as it was.
     """
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with _locked(path.parent):
-            keys = dict(read_keys(path)) if path.exists() else {}
+        # A link stays a link: what it points at is replaced, and held against other changes,
+        # those that come by another link too.
+        target = path.resolve()
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _locked(target.parent):
+            keys = dict(read_keys(target)) if target.exists() else {}
             change(keys)
-            _replace(path, _encode(list(keys.values())))
+            _replace(target, _encode(list(keys.values())))
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise KeysFileError(f"the keys file {path} cannot be written: {reason}") from error
@@ -135,15 +138,13 @@ def _locked(directory: Path) -> Iterator[None]:
 
 def _replace(path: Path, data: bytes) -> None:
     """Write a file beside, with mode 0600, and put it in place: it is never there in part."""
-    # A link stays a link: what it points at is replaced.
-    target = path.resolve()
-    descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(name, target)
+        os.replace(name, path)
     except BaseException:
         with suppress(FileNotFoundError):
             os.unlink(name)
