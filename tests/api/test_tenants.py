@@ -1,6 +1,8 @@
 """Tenants over one runtime: nothing of one is ever another's."""
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from chunkcache_api.app import create_app
 from chunkcache_api.auth.api_key import make_key
 from chunkcache_api.auth.key_ring import KeyRing
 from chunkcache_api.auth.keys_file import change_keys
+from chunkcache_api.service import NUM_SEARCH_THREADS
 
 MakeRuntime = Callable[..., Runtime]
 Serve = Callable[[FastAPI], AbstractContextManager[httpx.Client]]
@@ -176,6 +179,38 @@ def test_each_tenant_sees_a_world_of_its_own(
             if name in world:
                 (document,) = answer.json()["chunkcache"]["documents"]
                 assert document["source"] in ("host", "disk")
+
+
+def test_no_tenant_waits_for_another_s_searches(
+    runtime: Runtime, serve: Serve, tmp_path: Path
+) -> None:
+    """However many of one's are under way, and wait."""
+    path = tmp_path / "keys.json"
+    red, blue = key_headers(path, "red"), key_headers(path, "blue")
+    num_begun, may_end = threading.Semaphore(0), threading.Event()
+
+    class SlowForRed(FirstDocuments):
+        def search(self, query: str, top_k: int, filters: object = None) -> Sequence[Any]:
+            if query == "red":
+                num_begun.release()
+                may_end.wait()
+            return []
+
+    app = create_app(runtime, keys=KeyRing(path), retriever_factory=SlowForRed)
+    with serve(app) as client, ThreadPoolExecutor(NUM_SEARCH_THREADS) as threads:
+
+        def search(headers: dict[str, str], query: str) -> int:
+            body = {"query": query, "top_k": 1}
+            return client.post("/v1/search", json=body, headers=headers, timeout=20).status_code
+
+        slow = [threads.submit(search, red, "red") for _ in range(NUM_SEARCH_THREADS)]
+        try:
+            for _ in slow:
+                num_begun.acquire()
+            assert search(blue, "blue") == 200
+        finally:
+            may_end.set()
+        assert [s.result() for s in slow] == [200] * NUM_SEARCH_THREADS
 
 
 def test_a_tenant_over_its_quota_is_refused_alone(
