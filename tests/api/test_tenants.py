@@ -17,7 +17,7 @@ from chunkcache.chunk_cache import ChunkCache
 from chunkcache.planning import DocumentRef
 from chunkcache.runtime import Runtime
 from chunkcache_api.app import create_app
-from chunkcache_api.auth.api_key import make_key
+from chunkcache_api.auth.api_key import SCOPES, make_key
 from chunkcache_api.auth.key_ring import KeyRing
 from chunkcache_api.auth.keys_file import change_keys
 from chunkcache_api.service import NUM_SEARCH_THREADS
@@ -53,7 +53,7 @@ def as_tenant(runtime: Runtime, serve: Serve, tmp_path_factory: Any) -> Iterator
 
 
 def key_headers(path: Path, tenant: str) -> dict[str, str]:
-    text, key = make_key(tenant, frozenset({"query", "ingest"}))
+    text, key = make_key(tenant, frozenset(SCOPES))
     change_keys(path, lambda keys: keys.update({key.key_id: key}))
     return {"authorization": f"Bearer {text}"}
 
@@ -64,6 +64,11 @@ def ask(document_id: str, **fields: Any) -> dict[str, Any]:
     }
 
 
+def chat(content: Any = "Which word?", **fields: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": content}]
+    return {"json": {"model": "tiny-llama", "messages": messages, "max_tokens": 1} | fields}
+
+
 def test_another_tenants_document_is_none(as_tenant: Ask) -> None:
     """The answer is byte for byte that to an id which nobody has."""
     assert as_tenant("red", "PUT", "/v1/documents/vault", json={"text": SECRET}).status_code == 201
@@ -72,6 +77,22 @@ def test_another_tenants_document_is_none(as_tenant: Ask) -> None:
         ("DELETE", "/v1/documents/{}", lambda name: {}),
         ("POST", "/v1/query", ask),
         ("POST", "/v1/query", lambda name: ask(name, stream=True)),
+        ("POST", "/v1/query", lambda name: ask(name, chunkcache={"dry_run": True})),
+        ("POST", "/v1/chat/completions", lambda name: chat(documents=[{"id": name}])),
+        (
+            "POST",
+            "/v1/chat/completions",
+            lambda name: chat(
+                [{"type": "file", "file": {"file_id": name}}, {"type": "text", "text": "Which?"}]
+            ),
+        ),
+        ("POST", "/v1/cache/pins", lambda name: {"json": {"document_ids": [name], "ttl_s": 9}}),
+        (
+            "POST",
+            "/v1/cache/pins",
+            lambda name: {"json": {"document_ids": [name], "next_use_s": 9}},
+        ),
+        ("DELETE", "/v1/cache/pins", lambda name: {"json": {"document_ids": [name]}}),
     ]
     for method, url, fields in calls:
         theirs = as_tenant("blue", method, url.format("vault"), **fields("vault"))
