@@ -212,6 +212,23 @@ def test_a_link_to_nothing_opens_nothing(tmp_path: Path) -> None:
     assert ring.stats().num_keys == 1
 
 
+def test_a_file_that_anybody_may_write_to_is_not_trusted(tmp_path: Path) -> None:
+    """Not at the start, and not by a change of its mode alone; nothing is added to it."""
+    keys = Keys(tmp_path / "keys.json")
+    keys.create("t", "query")
+    ring = KeyRing(keys.path)
+    before = keys.path.read_bytes()
+    keys.path.chmod(0o666)
+    with pytest.raises(KeysFileError, match="chmod 600"):
+        KeyRing(keys.path)
+    with pytest.raises(KeysFileError, match="chmod 600"):
+        keys.create("t", "admin")
+    assert keys.path.read_bytes() == before
+    assert ring.stats().is_stale
+    keys.path.chmod(0o600)
+    assert not ring.stats().is_stale
+
+
 def test_changes_by_a_link_and_by_its_file_wait_for_each_other(tmp_path: Path) -> None:
     """Each finds what the other has made."""
     (tmp_path / "a").mkdir()

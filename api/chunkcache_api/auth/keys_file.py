@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import stat
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -47,14 +48,20 @@ def read_keys(path: Path) -> Mapping[str, ApiKey]:
     """The keys of a file, by their ids, in the file's order.
 
     Raises:
-        KeysFileError: It cannot be read, or is not a file of keys.
+        KeysFileError: It cannot be read, is not a file of keys, or anybody may write to it.
     """
     try:
         with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise KeysFileError(f"the keys file {path} cannot be read: {reason}") from error
+    if mode & stat.S_IWOTH:
+        raise KeysFileError(
+            f"every user of this machine may write to the keys file {path}: look at what it holds, "
+            f"then run: chmod 600 {path}"
+        )
     try:
         if len(data) > MAX_BYTES:
             raise InvalidValueError(f"it is over {MAX_BYTES} bytes")
