@@ -48,11 +48,10 @@ class PageLease:
             self._released = True
             self._pool.take_back(self.pages)
 
-    def hand_over(self) -> tuple[int, ...]:
-        """Give the pages to whoever takes the result; from now on :meth:`release` does nothing."""
+    def hand_over(self) -> None:
+        """The pages are another lease's; from now on :meth:`release` does nothing."""
         assert not self._released, "pages were handed over after their release"
         self._released = True
-        return self.pages
 
     def __enter__(self) -> "PageLease":
         return self
@@ -158,15 +157,18 @@ class PagePool:
         """
         num_shared = num_tokens // self.page_tokens if share else 0
         shared = trunk.pages[:num_shared]
+        copied = trunk.slots[num_shared * self.page_tokens : num_tokens]
+        # First, as it may fail: the pages have changed owners only where a lease of them comes back.
+        for tensor in (self.k, self.v):
+            flat = tensor.flatten(1, 2)
+            flat[:, own.slots[: len(copied)]] = flat[:, copied]
+        lease = PageLease(
+            self, shared + own.pages, (len(shared) + len(own.pages)) * self.page_tokens
+        )
         with self._lock:
             for page in shared:
                 self._num_owners[page] += 1
-        pages = shared + own.hand_over()
-        lease = PageLease(self, pages, len(pages) * self.page_tokens)
-        copied = slice(num_shared * self.page_tokens, num_tokens)
-        for tensor in (self.k, self.v):
-            flat = tensor.flatten(1, 2)
-            flat[:, lease.slots[copied]] = flat[:, trunk.slots[copied]]
+        own.hand_over()
         return lease
 
     def take_back(self, pages: tuple[int, ...]) -> None:

@@ -93,6 +93,6 @@ class ServingModel:
             stream,
             job,
             answer_id=answer_id,
-            model=runtime.model.runner.name,
-            verify_on=runtime.engine if options.verify else None,
+            runtime=runtime,
+            is_verified=options.verify,
         )

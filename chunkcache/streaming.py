@@ -10,6 +10,7 @@ from chunkcache.engine.request import GenerationJob
 from chunkcache.engine.stream import AnswerStream, Finished, TextDelta
 from chunkcache.fusion.plan import FusionPlan
 from chunkcache.results import Answer, Citation, Verification
+from chunkcache.runtime import Runtime
 from chunkcache.verification import verification_jobs
 
 
@@ -25,11 +26,12 @@ class StreamingAnswer:
         stream: The engine's side.
         job: What was asked of the engine.
         answer_id: Id of the answer.
-        model: Display name of the model.
-        verify_on: Runs what verifying takes, where the answer is to be verified.
+        runtime: What answers.
+        is_verified: Whether the answer is to be verified.
 
     Attributes:
         id: Server-made id of the answer.
+        runtime: What answers; not the one that serves any more, if the model was reloaded since.
         plan: What was decided before any model work.
     """
 
@@ -39,18 +41,18 @@ class StreamingAnswer:
         job: GenerationJob,
         *,
         answer_id: str,
-        model: str,
-        verify_on: Engine | None = None,
+        runtime: Runtime,
+        is_verified: bool = False,
     ) -> None:
         self._stream = stream
         self._job = job
-        self._model = model
-        self._verify_on = verify_on
+        self._is_verified = is_verified
         self._lock = threading.Lock()
         self._current = stream
         self._is_cancelled = False
         self._verification: Verification | None = None
         self.id = answer_id
+        self.runtime = runtime
 
     @property
     def plan(self) -> FusionPlan:
@@ -108,14 +110,14 @@ class StreamingAnswer:
     def answers(self) -> tuple[Answer, ...]:
         """Wait for the end of every answer. Otherwise as :meth:`answer`."""
         ends = self._stream.results()
-        if self._verify_on is not None and self._verification is None:
-            self._verification = self._verify(ends[0], self._verify_on)
+        if self._is_verified and self._verification is None:
+            self._verification = self._verify(ends[0], self.runtime.engine)
         return tuple(self._answer_of(end) for end in ends)
 
     def _answer_of(self, finished: Finished) -> Answer:
         return Answer(
             id=self.id,
-            model=self._model,
+            model=self.runtime.model.runner.name,
             text=finished.text,
             token_ids=finished.token_ids,
             finish_reason=finished.finish_reason,

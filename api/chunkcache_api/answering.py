@@ -153,7 +153,7 @@ class AnswerWork(ABC):
             done(
                 finish_reasons=[a.finish_reason for a in answers],
                 usage=body["usage"],
-                chunkcache=body["chunkcache"],
+                chunkcache=_without_text(body["chunkcache"]),
             )
         scope.emit(Completed(body, answers[0].report.timings))
 
@@ -161,3 +161,11 @@ class AnswerWork(ABC):
         """The library names its own arguments; a request may call them otherwise."""
         if error.param is not None:
             error.param = self.renamed_params.get(error.param, error.param)
+
+
+def _without_text(reuse: Mapping[str, Any]) -> dict[str, Any]:
+    """A response's block ``chunkcache`` for the account: without the full prefill's answer."""
+    verify = reuse["verify"]
+    if verify is None:
+        return dict(reuse)
+    return {**reuse, "verify": {k: v for k, v in verify.items() if k != "full_answer"}}

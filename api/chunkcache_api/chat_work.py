@@ -14,7 +14,7 @@ from chunkcache_api.chat_logprobs import logprobs_body
 from chunkcache_api.chat_messages import chat_turns, system_text
 from chunkcache_api.schemas.chat import ChatRequest
 from chunkcache_api.schemas.query import ReuseOptions
-from chunkcache_api.service import Service
+from chunkcache_api.service import Service, system_fingerprint
 from chunkcache_api.workers import WorkerScope
 
 
@@ -45,13 +45,15 @@ class ChatWork(AnswerWork):
         super().__init__(service, request.model)
         self._request = request
         self._turns = chat_turns(request.messages, request.documents or ())
-        self._fingerprint = service.system_fingerprint
+        self._runtime = service.cache.runtime
         self._seed = secrets.randbits(63) if request.seed is None else request.seed
 
     def begin(self, scope: WorkerScope) -> StreamingAnswer:
         """Ask."""
         scope.check()
-        return self.service.cache.chat(self._turns, self._options())
+        growing = self.service.cache.chat(self._turns, self._options())
+        self._runtime = growing.runtime
+        return growing
 
     def make_plan(self) -> tuple[FusionPlan, AskOptions]:
         """Plan."""
@@ -76,7 +78,7 @@ class ChatWork(AnswerWork):
             "object": kind,
             "created": self.created,
             "model": self.service.model_name,
-            "system_fingerprint": self._fingerprint,
+            "system_fingerprint": system_fingerprint(self._runtime),
         }
 
     def body(self, name: str, answers: Sequence[Answer]) -> dict[str, Any]:
@@ -99,7 +101,7 @@ class ChatWork(AnswerWork):
         """Log probabilities in OpenAI's form; None where none were asked for."""
         if not self._request.logprobs:
             return None
-        return logprobs_body(self.service.cache.runtime.model.tokenizer, tokens)
+        return logprobs_body(self._runtime.model.tokenizer, tokens)
 
     def _options(self) -> AskOptions:
         request, reuse = self._request, self._request.chunkcache

@@ -103,7 +103,8 @@ class Service:
     def of_tenant(self, tenant: str, retriever_factory: RetrieverFactory | None) -> "Service":
         """The same runtime as another tenant sees it: nothing of one is another's.
 
-        It has threads for documents of its own, so that no tenant's uploads wait for another's.
+        It has threads for documents and searches of its own, so that no tenant's uploads, or the
+        embedding of them, keep another waiting.
         """
         cache = ChunkCache(self.cache.runtime, tenant)
         return replace(
@@ -113,6 +114,7 @@ class Service:
             requests=RequestLog(cache.runtime.settings.request_log_size),
             quick_threads=CapacityLimiter(NUM_QUICK_THREADS),
             prefill_threads=CapacityLimiter(NUM_PREFILL_THREADS),
+            search_threads=CapacityLimiter(NUM_SEARCH_THREADS),
         )
 
     def for_principal(self, principal: Principal) -> "Service":

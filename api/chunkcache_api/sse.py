@@ -87,8 +87,8 @@ class EventStreamResponse(Response):
     """Runs a request and streams its events.
 
     The worker starts when the response is sent, and has been cancelled when that returns, however
-    it returns; it ends early where the client does not read. What fails before the first event is raised, and so becomes an ordinary error
-    response.
+    it returns; it ends early where the client does not read. What fails before the first event is
+    raised, and so becomes an ordinary error response.
 
     Args:
         service: Where the worker runs.

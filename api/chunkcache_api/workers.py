@@ -218,8 +218,9 @@ class WorkerPool:
             self._num_started += 1
             number = self._num_started
             owners = [claim.owner for claim in claims]
-            self._num_by_owner.update(owners)
             worker = self._alive[number] = Worker(produce, lambda: self._ended(number, owners))
+            # Behind the start, which may fail; its end waits for the lock.
+            self._num_by_owner.update(owners)
         return worker
 
     def close(self) -> None:

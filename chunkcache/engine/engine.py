@@ -288,17 +288,21 @@ class Engine:
         assert request.steps is not None
         try:
             next(request.steps)
+            return
         except StopIteration as stop:
-            self._fusing = None
-            request.steps = None
             logits = stop.value
-            branches = self._solo.branch(request)
-            self._decoding += branches
-            for branch in branches:
-                self._guarded(branch, lambda b=branch: self._take(b, logits))
         except Exception as error:  # the request fails, the engine goes on
             self._fusing = None
             self._fail(request, error)
+            return
+        self._fusing = request.steps = None
+        self._guarded(request, lambda: self._begin_decoding(request, logits))
+
+    def _begin_decoding(self, request: ActiveRequest, logits: torch.Tensor) -> None:
+        branches = self._solo.branch(request)
+        self._decoding += branches
+        for branch in branches:
+            self._guarded(branch, lambda b=branch: self._take(b, logits))
 
     def _start_next(self) -> None:
         """Begin the fusion, or the rerun, at the head of the queue, if there is room for it."""
@@ -379,7 +383,7 @@ class Engine:
     def _end(self, request: ActiveRequest, action: Callable[[], None]) -> None:
         """Give everything back, then let the reader know."""
         request.release()
-        if request.stream.leave(request.num_answers):
+        if request.leave():
             with self._lock:
                 self._num_open -= 1
         action()

@@ -100,6 +100,7 @@ class ActiveRequest:
         self._logits: list[torch.Tensor] = []
         self._last_token_at = 0.0
         self._gaps_ms: list[float] = []
+        self._has_left = False
 
     @property
     def num_answers(self) -> int:
@@ -205,6 +206,16 @@ class ActiveRequest:
     def _publish(self, text: str, logprobs: tuple[TokenLogprob, ...]) -> None:
         if text or logprobs:
             self.stream.publish(self.index, TextDelta(text, logprobs))
+
+    def leave(self) -> bool:
+        """Count it as ended, answers not yet branched off included; whether its request is.
+
+        It counts once: an answer whose end cannot be made fails behind it.
+        """
+        if self._has_left:
+            return False
+        self._has_left = True
+        return self.stream.leave(self.num_answers)
 
     def release(self) -> None:
         """Give pages and leases back, those of answers not yet branched off included; idempotent."""

@@ -69,11 +69,13 @@ class SoloRunner:
         return job.max_tokens + self._pool.page_tokens
 
     def branch(self, request: ActiveRequest) -> list[ActiveRequest]:
-        """Have the other answers of a request begin where its fusion ended; returns them all."""
+        """Have the other answers of a request begin where its fusion ended; returns them all.
+
+        Where it fails, they are the request's as before, to be released with it.
+        """
         assert request.pages is not None
         assert request.outcome is not None
-        others, request.others = request.others, []
-        for other in others:
+        for other in request.others:
             assert other.pages is not None
             other.pages = self._pool.branch(
                 request.pages,
@@ -82,6 +84,7 @@ class SoloRunner:
                 share=not self._may_begin_again(request.job),
             )
             other.outcome, other.started_at = request.outcome, request.started_at
+        others, request.others = request.others, []
         return [request, *others]
 
     def _may_begin_again(self, job: GenerationJob) -> bool:

@@ -17,6 +17,8 @@ from chunkcache_api.app import create_app
 
 MakeRuntime = Callable[..., Runtime]
 Serve = Callable[[FastAPI], AbstractContextManager[httpx.Client]]
+WaitUntil = Callable[[Callable[[], bool]], None]
+BusyEngine = Callable[[Runtime], AbstractContextManager[None]]
 
 
 @pytest.fixture(scope="session")
@@ -70,6 +72,44 @@ def serve() -> Serve:
             thread.join()
 
     return run
+
+
+@pytest.fixture(scope="session")
+def wait_until() -> WaitUntil:
+    """Wait for what another thread brings about; fails after half a minute."""
+
+    def wait(condition: Callable[[], bool]) -> None:
+        pause = threading.Event()
+        for _ in range(3_000):
+            if condition():
+                return
+            pause.wait(0.01)
+        raise AssertionError("it did not come to pass")
+
+    return wait
+
+
+@pytest.fixture(scope="session")
+def busy_engine() -> BusyEngine:
+    """The engine's thread is in the middle of something, for as long as the context lasts."""
+
+    @contextmanager
+    def busy(runtime: Runtime) -> Iterator[None]:
+        is_busy, may_end = threading.Event(), threading.Event()
+
+        def work() -> None:
+            is_busy.set()
+            may_end.wait()
+
+        future = runtime.engine.call(work)
+        is_busy.wait()
+        try:
+            yield
+            assert not future.done()
+        finally:
+            may_end.set()
+
+    return busy
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,8 @@
 """API keys in front of the routes: who is let in, to what, and what changes while it runs."""
 
 import json
+import math
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -13,12 +15,14 @@ from fastapi import FastAPI
 from fastapi.routing import iter_route_contexts
 from prometheus_client.parser import text_string_to_metric_families
 
+from chunkcache.errors import InvalidValueError
 from chunkcache.runtime import Runtime
 from chunkcache_api.app import create_app
 from chunkcache_api.auth.access import ANYBODY, ROUTE_SCOPES
-from chunkcache_api.auth.api_key import Scope, make_key
+from chunkcache_api.auth.api_key import ApiKey, Scope, make_key
 from chunkcache_api.auth.key_ring import KeyRing
-from chunkcache_api.auth.keys_file import change_keys
+from chunkcache_api.auth.keys_file import change_keys, read_keys
+from chunkcache_api.errors import KeysFileError
 
 Serve = Callable[[FastAPI], AbstractContextManager[httpx.Client]]
 QUERY = {"query": "Who?", "document_ids": ["note"], "max_tokens": 1}
@@ -191,6 +195,66 @@ def test_a_first_file_that_cannot_be_read_opens_nothing(tmp_path: Path) -> None:
     assert ring.is_open
     (tmp_path / "keys.json").write_text("{")
     assert not ring.is_open
+
+
+def test_a_link_to_nothing_opens_nothing(tmp_path: Path) -> None:
+    """From the start, and once it comes to stand in a file's place."""
+    path = tmp_path / "keys.json"
+    path.symlink_to(tmp_path / "elsewhere.json")
+    with pytest.raises(KeysFileError, match="cannot be read"):
+        KeyRing(path)
+    path.unlink()
+    Keys(path).create("t", "query")
+    ring = KeyRing(path)
+    path.unlink()
+    path.symlink_to(tmp_path / "elsewhere.json")
+    assert not ring.is_open
+    assert ring.stats().num_keys == 1
+
+
+def test_a_file_that_anybody_may_write_to_is_not_trusted(tmp_path: Path) -> None:
+    """Not at the start, and not by a change of its mode alone; nothing is added to it."""
+    keys = Keys(tmp_path / "keys.json")
+    keys.create("t", "query")
+    ring = KeyRing(keys.path)
+    before = keys.path.read_bytes()
+    keys.path.chmod(0o666)
+    with pytest.raises(KeysFileError, match="chmod 600"):
+        KeyRing(keys.path)
+    with pytest.raises(KeysFileError, match="chmod 600"):
+        keys.create("t", "admin")
+    assert keys.path.read_bytes() == before
+    assert ring.stats().is_stale
+    keys.path.chmod(0o600)
+    assert not ring.stats().is_stale
+
+
+def test_changes_by_a_link_and_by_its_file_wait_for_each_other(tmp_path: Path) -> None:
+    """Each finds what the other has made."""
+    (tmp_path / "a").mkdir()
+    there = Keys(tmp_path / "keys.json")
+    there.create("t", "query")
+    by_link = Keys(tmp_path / "a" / "keys.json")
+    by_link.path.symlink_to(there.path)
+
+    def during(keys: dict[str, ApiKey]) -> None:
+        other.start()
+        other.join(0.2)
+        assert other.is_alive()
+        keys.clear()
+
+    other = threading.Thread(target=lambda: there.create("t", "query"))
+    change_keys(by_link.path, during)
+    other.join()
+    assert by_link.path.is_symlink()
+    assert len(read_keys(there.path)) == 1
+
+
+@pytest.mark.parametrize("lifetime_seconds", [0.0, -1.0, math.nan, math.inf, 1e12])
+def test_a_key_has_an_end_that_can_be_kept(lifetime_seconds: float) -> None:
+    """What is no number reads as no end from the file."""
+    with pytest.raises(InvalidValueError, match="would expire"):
+        make_key("t", frozenset({"query"}), lifetime_seconds=lifetime_seconds)
 
 
 def test_an_expired_key_is_refused(runtime: Runtime, serve: Serve, keys: Keys) -> None:

@@ -174,6 +174,11 @@ def test_an_account_of_a_request_holds_no_text(client: httpx.Client) -> None:
         "/v1/query", json={"query": QUESTION, "document_ids": ["handbook"], "max_tokens": 2}
     ).json()
     assert client.get(f"/v1/requests/{query['id']}").json()["endpoint"] == "/v1/query"
+    verified = ask(client, documents=[{"id": "handbook"}], chunkcache={"verify": True})
+    verify = verified["chunkcache"]["verify"]
+    account = client.get(f"/v1/requests/{verified['id']}").json()
+    assert verify.pop("full_answer")
+    assert account["chunkcache"]["verify"] == verify
     assert refusal(client.get("/v1/requests/ans_no")) == (404, "request_not_found", "id")
 
 
@@ -276,6 +281,9 @@ def test_values_that_ask_for_nothing_are_accepted(client: httpx.Client) -> None:
         ({"n": 5}, "n"),
         ({"n": 10**12}, "n"),
         ({"n": 2, "chunkcache": {"verify": True}}, "chunkcache.verify"),
+        ({"user": "x" * 600}, "user"),
+        ({"safety_identifier": "x" * 600}, "safety_identifier"),
+        ({"metadata": {"a": "x" * 600}}, "metadata.a"),
         ({"stop": [""]}, "stop"),
         ({"stop": ["x"] * 10_000}, "stop"),
         ({"stop": "x" * 1_000}, "stop"),

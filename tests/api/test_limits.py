@@ -2,9 +2,9 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -23,32 +23,9 @@ from chunkcache_api.workers import Claim, WorkerPool, WorkerScope
 
 MakeRuntime = Callable[..., Runtime]
 Serve = Callable[[FastAPI], AbstractContextManager[httpx.Client]]
+WaitUntil = Callable[[Callable[[], bool]], None]
+BusyEngine = Callable[[Runtime], AbstractContextManager[None]]
 BODY = {"query": "Who?", "document_ids": [], "max_tokens": 1}
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    pause = threading.Event()
-    for _ in range(3_000):
-        if condition():
-            return
-        pause.wait(0.01)
-    raise AssertionError("it did not come to pass")
-
-
-@contextmanager
-def busy_engine(runtime: Runtime) -> Iterator[None]:
-    is_busy, may_end = threading.Event(), threading.Event()
-
-    def work() -> None:
-        is_busy.set()
-        may_end.wait()
-
-    runtime.engine.call(work)
-    is_busy.wait()
-    try:
-        yield
-    finally:
-        may_end.set()
 
 
 def key_headers(path: Path, tenant: str) -> dict[str, str]:
@@ -58,7 +35,11 @@ def key_headers(path: Path, tenant: str) -> dict[str, str]:
 
 
 def test_one_key_has_so_many_questions_in_flight(
-    make_runtime: MakeRuntime, serve: Serve, tmp_path: Path
+    make_runtime: MakeRuntime,
+    serve: Serve,
+    tmp_path: Path,
+    wait_until: WaitUntil,
+    busy_engine: BusyEngine,
 ) -> None:
     path = tmp_path / "keys.json"
     red, other_red, blue = (key_headers(path, t) for t in ("red", "red", "blue"))
@@ -90,7 +71,9 @@ def test_one_key_has_so_many_questions_in_flight(
         assert post(red).status_code == 200
 
 
-def test_tokens_that_wait_are_bounded(make_runtime: MakeRuntime, serve: Serve) -> None:
+def test_tokens_that_wait_are_bounded(
+    make_runtime: MakeRuntime, serve: Serve, wait_until: WaitUntil, busy_engine: BusyEngine
+) -> None:
     with (
         make_runtime(max_queued_tokens=1) as runtime,
         ThreadPoolExecutor(1) as threads,
@@ -134,7 +117,9 @@ def test_claims_are_given_back() -> None:
     asyncio.run(run())
 
 
-def test_a_reader_that_does_not_read_is_given_up(make_runtime: MakeRuntime) -> None:
+def test_a_reader_that_does_not_read_is_given_up(
+    make_runtime: MakeRuntime, wait_until: WaitUntil
+) -> None:
     """The stream ends without its end, and nothing is held for it any more."""
     with make_runtime(stalled_stream_seconds=0.05) as runtime:
         sent = asyncio.run(_stream_to_one_who_does_not_read(create_app(runtime)))

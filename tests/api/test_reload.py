@@ -13,6 +13,10 @@ from fastapi import FastAPI
 from chunkcache.runtime import Runtime
 from chunkcache.testing import write_tiny_adapter, write_tiny_model
 from chunkcache_api.app import create_app
+from chunkcache_api.chat_work import ChatWork
+from chunkcache_api.schemas.chat import ChatRequest
+from chunkcache_api.service import Service, system_fingerprint
+from chunkcache_api.workers import WorkerScope
 
 Serve = Callable[[FastAPI], AbstractContextManager[httpx.Client]]
 PATH = "/v1/models/reload"
@@ -55,6 +59,24 @@ def test_new_weights_answer_next(
         assert _sources(client) == {"computed"}
         assert "chunkcache_requests_total" in client.get("/metrics").text
         assert runtime.current is not runtime
+
+
+def test_an_answer_names_the_model_that_gave_it(
+    make_runtime: Callable[..., Runtime], model: Path
+) -> None:
+    """A conversation that came before a reload, and was begun behind it."""
+    request = ChatRequest.model_validate(
+        {"model": "served", "messages": [{"role": "user", "content": "Who?"}], "max_tokens": 1}
+    )
+    with make_runtime(model=str(model)) as runtime:
+        service = Service.over(runtime, None)
+        work = ChatWork(service, request)
+        write_tiny_model(model, seed=7, max_position_embeddings=2048)
+        assert runtime.reload(lambda line: None).changed
+        events: list[Any] = []
+        work.answer(WorkerScope(events.append))
+        named = events[-1].body["system_fingerprint"]
+        assert named == system_fingerprint(runtime.current) != system_fingerprint(runtime)
 
 
 def test_a_failure_leaves_the_old_model_serving_and_says_so(

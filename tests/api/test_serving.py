@@ -1,9 +1,9 @@
 """A server at work: loading, answering beside model work, clients that leave, stopping."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 
 import httpx
 import pytest
@@ -20,38 +20,15 @@ from chunkcache_api.service import served_model_name
 
 MakeRuntime = Callable[..., Runtime]
 Serve = Callable[[FastAPI], AbstractContextManager[httpx.Client]]
+WaitUntil = Callable[[Callable[[], bool]], None]
+BusyEngine = Callable[[Runtime], AbstractContextManager[None]]
 
 BODY = {"query": "What is the code of door 3?", "document_ids": ["handbook"]}
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    pause = threading.Event()
-    for _ in range(3_000):
-        if condition():
-            return
-        pause.wait(0.01)
-    raise AssertionError("it did not come to pass")
-
-
-@contextmanager
-def busy_engine(runtime: Runtime) -> Iterator[None]:
-    """The engine's thread is in the middle of something, for as long as this lasts."""
-    is_busy, may_end = threading.Event(), threading.Event()
-
-    def work() -> None:
-        is_busy.set()
-        may_end.wait()
-
-    future = runtime.engine.call(work)
-    is_busy.wait()
-    try:
-        yield
-        assert not future.done()
-    finally:
-        may_end.set()
-
-
-def test_it_lives_while_the_model_loads(make_runtime: MakeRuntime, serve: Serve) -> None:
+def test_it_lives_while_the_model_loads(
+    make_runtime: MakeRuntime, serve: Serve, wait_until: WaitUntil
+) -> None:
     may_load, opened = threading.Event(), []
 
     def open_runtime() -> Runtime:
@@ -83,7 +60,7 @@ def test_it_lives_while_the_model_loads(make_runtime: MakeRuntime, serve: Serve)
         opened[0].engine.call(lambda: None)
 
 
-def test_a_load_that_fails_is_told_without_a_path(serve: Serve) -> None:
+def test_a_load_that_fails_is_told_without_a_path(serve: Serve, wait_until: WaitUntil) -> None:
     told = []
 
     def open_runtime() -> Runtime:
@@ -100,7 +77,7 @@ def test_a_load_that_fails_is_told_without_a_path(serve: Serve) -> None:
 
 
 def test_stopping_while_loading_closes_what_is_opened_later(
-    make_runtime: MakeRuntime, serve: Serve
+    make_runtime: MakeRuntime, serve: Serve, wait_until: WaitUntil
 ) -> None:
     may_load, opened = threading.Event(), []
 
@@ -140,7 +117,13 @@ def test_a_served_name_holds_no_path(model: str, name: str) -> None:
     assert served_model_name(model) == name
 
 
-def test_it_lives_during_model_work(client: httpx.Client, runtime: Runtime, handbook: str) -> None:
+def test_it_lives_during_model_work(
+    client: httpx.Client,
+    runtime: Runtime,
+    handbook: str,
+    wait_until: WaitUntil,
+    busy_engine: BusyEngine,
+) -> None:
     """A05: streams, whole answers and long documents all wait for the engine; nothing else does."""
     long_text = " ".join(f"Line {n} of a long text." for n in range(40))
 
@@ -211,7 +194,12 @@ def is_idle(runtime: Runtime) -> bool:
 
 @pytest.mark.parametrize("fields", [{}, {"chunkcache": {"verify": True, "policy": "none"}}])
 def test_a_reader_that_leaves_ends_the_work(
-    client: httpx.Client, runtime: Runtime, handbook: str, num_steps: list[int], fields: dict
+    client: httpx.Client,
+    runtime: Runtime,
+    handbook: str,
+    num_steps: list[int],
+    fields: dict,
+    wait_until: WaitUntil,
 ) -> None:
     """A01: streams, closed behind the first event."""
     body = BODY | {"stream": True, "max_tokens": 1_000} | fields
@@ -221,12 +209,17 @@ def test_a_reader_that_leaves_ends_the_work(
     wait_until(lambda: is_idle(runtime))
     assert num_steps[0] < 1_000
     assert runtime.stack.stats().leases_open == 0
-    assert _live_threads() == 0
+    assert _live_threads(wait_until) == 0
 
 
 @pytest.mark.parametrize("is_streamed", [True, False])
 def test_a_client_that_leaves_a_conversation_ends_every_answer(
-    client: httpx.Client, runtime: Runtime, handbook: str, num_steps: list[int], is_streamed: bool
+    client: httpx.Client,
+    runtime: Runtime,
+    handbook: str,
+    num_steps: list[int],
+    is_streamed: bool,
+    wait_until: WaitUntil,
 ) -> None:
     """A01 and C14: three answers over shared pages, streamed or not."""
     body = {
@@ -247,11 +240,15 @@ def test_a_client_that_leaves_a_conversation_ends_every_answer(
                     hasty.post("/v1/chat/completions", json=body)
     wait_until(lambda: is_idle(runtime))
     assert num_steps[0] < 1_000
-    assert _live_threads() == 0
+    assert _live_threads(wait_until) == 0
 
 
 def test_a_client_that_leaves_a_whole_answer_ends_the_work(
-    client: httpx.Client, runtime: Runtime, handbook: str, num_steps: list[int]
+    client: httpx.Client,
+    runtime: Runtime,
+    handbook: str,
+    num_steps: list[int],
+    wait_until: WaitUntil,
 ) -> None:
     """A01: not streaming."""
     base_url = str(client.base_url)
@@ -263,11 +260,15 @@ def test_a_client_that_leaves_a_whole_answer_ends_the_work(
             hasty.post("/v1/query", json=BODY | {"max_tokens": 1_000})
     wait_until(lambda: is_idle(runtime))
     assert num_steps[0] < 1_000
-    assert _live_threads() == 0
+    assert _live_threads(wait_until) == 0
 
 
 def test_a_client_that_leaves_during_the_comparison_ends_it(
-    client: httpx.Client, runtime: Runtime, handbook: str, monkeypatch: pytest.MonkeyPatch
+    client: httpx.Client,
+    runtime: Runtime,
+    handbook: str,
+    monkeypatch: pytest.MonkeyPatch,
+    wait_until: WaitUntil,
 ) -> None:
     """A01: the answer is complete, its full prefill is under way."""
     finished = threading.Event()
@@ -290,7 +291,9 @@ def test_a_client_that_leaves_during_the_comparison_ends_it(
     assert count[0] < 48
 
 
-def test_more_than_fits_is_refused_at_once(make_runtime: MakeRuntime, serve: Serve) -> None:
+def test_more_than_fits_is_refused_at_once(
+    make_runtime: MakeRuntime, serve: Serve, wait_until: WaitUntil, busy_engine: BusyEngine
+) -> None:
     settings = {"max_queued_requests": 1, "decode_tile_rows": 1}
     with make_runtime(**settings) as runtime, serve(create_app(runtime)) as client:
         client.put("/v1/documents/handbook", json={"text": "Door 3 has the code 4017."})
@@ -308,7 +311,7 @@ def test_more_than_fits_is_refused_at_once(make_runtime: MakeRuntime, serve: Ser
         assert client.post("/v1/query", json=BODY | {"max_tokens": 2}).status_code == 200
 
 
-def _live_threads() -> int:
+def _live_threads(wait_until: WaitUntil) -> int:
     def count() -> int:
         return sum(t.name == "chunkcache-request" for t in threading.enumerate())
 

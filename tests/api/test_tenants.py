@@ -1,6 +1,8 @@
 """Tenants over one runtime: nothing of one is ever another's."""
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,10 @@ from chunkcache.chunk_cache import ChunkCache
 from chunkcache.planning import DocumentRef
 from chunkcache.runtime import Runtime
 from chunkcache_api.app import create_app
-from chunkcache_api.auth.api_key import make_key
+from chunkcache_api.auth.api_key import SCOPES, make_key
 from chunkcache_api.auth.key_ring import KeyRing
 from chunkcache_api.auth.keys_file import change_keys
+from chunkcache_api.service import NUM_SEARCH_THREADS
 
 MakeRuntime = Callable[..., Runtime]
 Serve = Callable[[FastAPI], AbstractContextManager[httpx.Client]]
@@ -50,7 +53,7 @@ def as_tenant(runtime: Runtime, serve: Serve, tmp_path_factory: Any) -> Iterator
 
 
 def key_headers(path: Path, tenant: str) -> dict[str, str]:
-    text, key = make_key(tenant, frozenset({"query", "ingest"}))
+    text, key = make_key(tenant, frozenset(SCOPES))
     change_keys(path, lambda keys: keys.update({key.key_id: key}))
     return {"authorization": f"Bearer {text}"}
 
@@ -61,6 +64,11 @@ def ask(document_id: str, **fields: Any) -> dict[str, Any]:
     }
 
 
+def chat(content: Any = "Which word?", **fields: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": content}]
+    return {"json": {"model": "tiny-llama", "messages": messages, "max_tokens": 1} | fields}
+
+
 def test_another_tenants_document_is_none(as_tenant: Ask) -> None:
     """The answer is byte for byte that to an id which nobody has."""
     assert as_tenant("red", "PUT", "/v1/documents/vault", json={"text": SECRET}).status_code == 201
@@ -69,6 +77,22 @@ def test_another_tenants_document_is_none(as_tenant: Ask) -> None:
         ("DELETE", "/v1/documents/{}", lambda name: {}),
         ("POST", "/v1/query", ask),
         ("POST", "/v1/query", lambda name: ask(name, stream=True)),
+        ("POST", "/v1/query", lambda name: ask(name, chunkcache={"dry_run": True})),
+        ("POST", "/v1/chat/completions", lambda name: chat(documents=[{"id": name}])),
+        (
+            "POST",
+            "/v1/chat/completions",
+            lambda name: chat(
+                [{"type": "file", "file": {"file_id": name}}, {"type": "text", "text": "Which?"}]
+            ),
+        ),
+        ("POST", "/v1/cache/pins", lambda name: {"json": {"document_ids": [name], "ttl_s": 9}}),
+        (
+            "POST",
+            "/v1/cache/pins",
+            lambda name: {"json": {"document_ids": [name], "next_use_s": 9}},
+        ),
+        ("DELETE", "/v1/cache/pins", lambda name: {"json": {"document_ids": [name]}}),
     ]
     for method, url, fields in calls:
         theirs = as_tenant("blue", method, url.format("vault"), **fields("vault"))
@@ -176,6 +200,38 @@ def test_each_tenant_sees_a_world_of_its_own(
             if name in world:
                 (document,) = answer.json()["chunkcache"]["documents"]
                 assert document["source"] in ("host", "disk")
+
+
+def test_no_tenant_waits_for_another_s_searches(
+    runtime: Runtime, serve: Serve, tmp_path: Path
+) -> None:
+    """However many of one's are under way, and wait."""
+    path = tmp_path / "keys.json"
+    red, blue = key_headers(path, "red"), key_headers(path, "blue")
+    num_begun, may_end = threading.Semaphore(0), threading.Event()
+
+    class SlowForRed(FirstDocuments):
+        def search(self, query: str, top_k: int, filters: object = None) -> Sequence[Any]:
+            if query == "red":
+                num_begun.release()
+                may_end.wait()
+            return []
+
+    app = create_app(runtime, keys=KeyRing(path), retriever_factory=SlowForRed)
+    with serve(app) as client, ThreadPoolExecutor(NUM_SEARCH_THREADS) as threads:
+
+        def search(headers: dict[str, str], query: str) -> int:
+            body = {"query": query, "top_k": 1}
+            return client.post("/v1/search", json=body, headers=headers, timeout=20).status_code
+
+        slow = [threads.submit(search, red, "red") for _ in range(NUM_SEARCH_THREADS)]
+        try:
+            for _ in slow:
+                num_begun.acquire()
+            assert search(blue, "blue") == 200
+        finally:
+            may_end.set()
+        assert [s.result() for s in slow] == [200] * NUM_SEARCH_THREADS
 
 
 def test_a_tenant_over_its_quota_is_refused_alone(

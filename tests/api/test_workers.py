@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from chunkcache.errors import DrainingError, QueueFullError, RequestCancelledError
-from chunkcache_api.workers import WorkerPool, WorkerScope
+from chunkcache_api.workers import Claim, WorkerPool, WorkerScope
 
 
 class Blocking:
@@ -108,3 +108,18 @@ async def test_a_pool_is_bounded_and_ends_everything() -> None:
             await anext(worker)
     with pytest.raises(DrainingError):
         pool.start(produce)
+
+
+async def test_what_could_not_be_started_claims_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be no thread to be had."""
+    pool, claims = WorkerPool(1), [Claim("key:a", 1)]
+
+    def fail(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        with pytest.raises(RuntimeError, match="new thread"):
+            pool.start(lambda scope: None, claims)
+    with pool.start(lambda scope: scope.emit(1), claims) as worker:
+        assert [event async for event in worker] == [1]

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from chunkcache.engine.answer_text import AnswerText
 from chunkcache.engine.decode import DecodeTile
 from chunkcache.engine.sampling import SamplingParams
 from chunkcache.errors import (
@@ -125,6 +126,54 @@ def test_one_that_fails_takes_the_others_along(
     assert filled.runtime.engine.num_open_requests == 0
     filled.runtime.pool.check_integrity()
     assert filled.runtime.meter.stats().outcomes["internal_error"] == 1
+
+
+@pytest.mark.parametrize("at", [0, 1])
+@pytest.mark.parametrize("where", ["branch", "lease"])
+def test_an_answer_that_cannot_branch_off_fails_the_request_alone(
+    filled: Any, monkeypatch: pytest.MonkeyPatch, at: int, where: str
+) -> None:
+    """The engine goes on, and has every page back, wherever it failed."""
+    branch, calls = PagePool.branch, iter(range(10**6))
+
+    def failing(self: PagePool, *args: Any, **fields: Any) -> Any:
+        if next(calls) != at:
+            return branch(self, *args, **fields)
+        if where == "branch":
+            raise RuntimeError("broken")
+        with monkeypatch.context() as patch:
+            patch.setattr("chunkcache.pages.PageLease", broken)
+            return branch(self, *args, **fields)
+
+    def broken(*args: Any) -> Any:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(PagePool, "branch", failing)
+    with pytest.raises(EngineFailedError):
+        filled.stream(QUESTION, ["tower"], options(num_answers=3)).answers()
+    assert len(filled.stream(QUESTION, ["tower"], options(num_answers=3)).answers()) == 3
+    assert filled.runtime.engine.num_open_requests == 0
+    filled.runtime.pool.check_integrity()
+
+
+@pytest.mark.parametrize("num_answers", [1, 3])
+def test_an_end_that_cannot_be_made_is_a_failure(
+    filled: Any, monkeypatch: pytest.MonkeyPatch, num_answers: int
+) -> None:
+    """It is counted once, and the engine goes on."""
+    finish, calls = AnswerText.finish, iter(range(10**6))
+
+    def failing(self: AnswerText) -> Any:
+        if next(calls) == 0:
+            raise RuntimeError("broken")
+        return finish(self)
+
+    monkeypatch.setattr(AnswerText, "finish", failing)
+    with pytest.raises(EngineFailedError):
+        filled.stream(QUESTION, ["tower"], options(num_answers=num_answers)).answers()
+    assert filled.stream(QUESTION, ["tower"], options()).answer().text
+    assert filled.runtime.engine.num_open_requests == 0
+    filled.runtime.pool.check_integrity()
 
 
 def test_more_answers_than_fit_are_refused_at_once(

@@ -15,6 +15,8 @@ Scope = Literal["query", "ingest", "admin"]
 
 SCOPES: Final[tuple[Scope, ...]] = get_args(Scope)
 MAX_NAME_CHARS: Final = 128
+MAX_EXPIRES_AT: Final = 253_402_300_799
+"""The end of the year 9999, Unix seconds: no later day has a name, and infinity reads as never."""
 
 _MARK: Final = "cck"
 _ID_BYTES: Final = 8
@@ -57,8 +59,12 @@ class ApiKey:
                 )
         if not self.scopes:
             raise InvalidValueError("a key needs at least one scope", param="scope")
-        if self.expires_at is not None and self.expires_at <= self.created_at:
+        if self.expires_at is None:
+            return
+        if not self.expires_at > self.created_at:
             raise InvalidValueError("the key would expire before it is made", param="expires")
+        if self.expires_at > MAX_EXPIRES_AT:
+            raise InvalidValueError("the key would expire behind the year 9999", param="expires")
 
     def opens_with(self, presented: str) -> bool:
         """Whether a text is the key; takes as long whatever the text."""

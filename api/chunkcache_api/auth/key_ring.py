@@ -66,7 +66,7 @@ class KeyRing:
         self._seen = _NO_FILE
         self._is_stale = False
         self._refused: Counter[RefusalReason] = Counter()
-        if path is not None and (is_required or path.exists()):
+        if path is not None and (is_required or _is_there(path)):
             self._seen = _state(path)
             self._keys = read_keys(path)
 
@@ -129,6 +129,17 @@ class KeyRing:
             return
         self._keys, self._is_stale = keys, False
         _log.info("keys_reloaded", num_keys=len(keys))
+
+
+def _is_there(path: Path) -> bool:
+    """Whether somebody wants keys: a link that points nowhere, or a closed directory, is no no."""
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _state(path: Path) -> tuple[int, int, int, int]:

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import stat
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -47,14 +48,20 @@ def read_keys(path: Path) -> Mapping[str, ApiKey]:
     """The keys of a file, by their ids, in the file's order.
 
     Raises:
-        KeysFileError: It cannot be read, or is not a file of keys.
+        KeysFileError: It cannot be read, is not a file of keys, or anybody may write to it.
     """
     try:
         with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise KeysFileError(f"the keys file {path} cannot be read: {reason}") from error
+    if mode & stat.S_IWOTH:
+        raise KeysFileError(
+            f"every user of this machine may write to the keys file {path}: look at what it holds, "
+            f"then run: chmod 600 {path}"
+        )
     try:
         if len(data) > MAX_BYTES:
             raise InvalidValueError(f"it is over {MAX_BYTES} bytes")
@@ -75,11 +82,14 @@ def change_keys(path: Path, change: Callable[[dict[str, ApiKey]], None]) -> None
         Exception: Whatever ``change`` raises; it is as it was.
     """
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with _locked(path.parent):
-            keys = dict(read_keys(path)) if path.exists() else {}
+        # A link stays a link: what it points at is replaced, and held against other changes,
+        # those that come by another link too.
+        target = path.resolve()
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _locked(target.parent):
+            keys = dict(read_keys(target)) if target.exists() else {}
             change(keys)
-            _replace(path, _encode(list(keys.values())))
+            _replace(target, _encode(list(keys.values())))
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise KeysFileError(f"the keys file {path} cannot be written: {reason}") from error
@@ -135,15 +145,13 @@ def _locked(directory: Path) -> Iterator[None]:
 
 def _replace(path: Path, data: bytes) -> None:
     """Write a file beside, with mode 0600, and put it in place: it is never there in part."""
-    # A link stays a link: what it points at is replaced.
-    target = path.resolve()
-    descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(name, target)
+        os.replace(name, path)
     except BaseException:
         with suppress(FileNotFoundError):
             os.unlink(name)

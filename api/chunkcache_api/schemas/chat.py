@@ -18,6 +18,9 @@ from chunkcache_api.schemas.query_text import PromptText
 MAX_MESSAGES: Final = 2_000
 MAX_PARTS: Final = 1_000
 
+Label = Annotated[str, Field(max_length=512)]
+"""Short, because the accounts of many requests keep it in memory; OpenAI's bound on its values."""
+
 NEUTRAL_VALUES: Final[Mapping[str, tuple[Any, ...]]] = {
     "audio": (),
     "frequency_penalty": (0,),
@@ -195,11 +198,11 @@ class ChatRequest(BaseModel):
     """Answer as server-sent events."""
     stream_options: StreamOptions | None = None
     """Options of the stream; needs ``stream``."""
-    user: PromptText | None = None
+    user: Label | None = None
     """Shown in the account of the request."""
-    safety_identifier: PromptText | None = None
+    safety_identifier: Label | None = None
     """Shown in the account of the request."""
-    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
+    metadata: Annotated[dict[Label, Label], Field(max_length=16)] | None = None
     """Shown in the account of the request."""
     chunkcache: ReuseOptions = ReuseOptions()
     """What is particular to this service."""
