@@ -188,12 +188,14 @@ def check_metadata(metadata: Metadata) -> None:
     """Metadata is a JSON object of bounded size.
 
     Raises:
-        InvalidValueError: Not an object, not JSON, or over 1 MiB encoded.
+        InvalidValueError: Not an object, not JSON, not valid Unicode, or over 1 MiB encoded.
     """
     if not isinstance(metadata, Mapping):
         raise InvalidValueError("metadata is not an object", param="metadata")
     try:
         size_bytes = len(json.dumps(dict(metadata), allow_nan=False).encode())
+        # Escapes hide lone surrogates, which the store cannot hold.
+        json.dumps(dict(metadata), ensure_ascii=False).encode("utf-8")
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidValueError(f"metadata is not JSON: {error}", param="metadata") from error
     if size_bytes > MAX_METADATA_BYTES:

@@ -6,7 +6,9 @@ from under :data:`SOURCE_KEY`, so that those whose file is gone can be told from
 readers by suffix (:mod:`chunkcache.file_kinds`), and no file format.
 """
 
+import stat
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -133,8 +135,7 @@ def _bytes_of(path: Path, name: str) -> bytes | ItemFailure:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        reason = error.strerror or type(error).__name__
-        return ItemFailure(name, "unreadable", f"cannot be read: {reason}")
+        return ItemFailure(name, "unreadable", f"cannot be read: {_reason(error)}")
     if len(data) > MAX_FILE_BYTES:
         return ItemFailure(name, "too_large", f"has over {MAX_FILE_BYTES:,} bytes")
     return data
@@ -142,37 +143,52 @@ def _bytes_of(path: Path, name: str) -> bytes | ItemFailure:
 
 def _walk_all(paths: Iterable[Path], kinds: FileKinds) -> Iterator[_Found | ItemFailure]:
     for path in paths:
-        if path.is_file():
-            yield _Found(path.name, path, _source(path, path.name))
-        elif path.is_dir():
-            yield from _walk(path, path, kinds)
-        elif path.exists():
-            yield ItemFailure(str(path), "not_a_file", "is neither a regular file nor a folder")
-        else:
+        try:
+            mode = path.stat().st_mode
+        except (FileNotFoundError, NotADirectoryError):
             yield ItemFailure(str(path), "not_found", "no such file or folder")
+        except OSError as error:
+            yield ItemFailure(str(path), "unreadable", f"cannot be read: {_reason(error)}")
+        else:
+            if stat.S_ISREG(mode):
+                yield _Found(path.name, path, _source(path, path.name))
+            elif stat.S_ISDIR(mode):
+                yield from _walk(path, path, kinds)
+            else:
+                yield ItemFailure(str(path), "not_a_file", "is neither a regular file nor a folder")
 
 
 def _walk(folder: Path, root: Path, kinds: FileKinds) -> Iterator[_Found | ItemFailure]:
     try:
-        children = sorted(folder.iterdir())
+        children = list(_children(folder))
     except OSError as error:
-        reason = error.strerror or type(error).__name__
-        yield ItemFailure(_name(folder, root), "unreadable", f"cannot be listed: {reason}")
+        yield ItemFailure(_name(folder, root), "unreadable", f"cannot be listed: {_reason(error)}")
         return
-    for child in children:
+    for child, mode in children:
         is_wanted = child.suffix.lower() in kinds
         name = _name(child, root)
-        if child.is_symlink():
+        if stat.S_ISLNK(mode):
             if is_wanted:
                 yield ItemFailure(name, "symlink", "symbolic links are not followed")
-        elif child.is_dir():
+        elif stat.S_ISDIR(mode):
             if is_wanted:
                 yield ItemFailure(name, "not_a_file", "is a folder, not a file")
             yield from _walk(child, root, kinds)
-        elif is_wanted and not child.is_file():
+        elif is_wanted and not stat.S_ISREG(mode):
             yield ItemFailure(name, "not_a_file", "is not a regular file")
         elif is_wanted:
             yield _Found(name, child, _source(root, name))
+
+
+def _children(folder: Path) -> Iterator[tuple[Path, int]]:
+    """What is in a folder, in order, with each one's mode; what vanishes meanwhile is left out."""
+    for child in sorted(folder.iterdir()):
+        with suppress(FileNotFoundError):
+            yield child, child.lstat().st_mode
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or type(error).__name__
 
 
 def _source(root: Path, name: str) -> Mapping[str, str]:
@@ -181,5 +197,5 @@ def _source(root: Path, name: str) -> Mapping[str, str]:
 
 def _name(path: Path, root: Path) -> str:
     """The id of a file: undecodable bytes of its name are shown as backslash escapes."""
-    name = path.relative_to(root).as_posix() or root.name
+    name = path.relative_to(root).as_posix()
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

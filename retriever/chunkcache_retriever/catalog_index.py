@@ -9,10 +9,11 @@ never read, whatever their width, and need no migration.
 """
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from chunkcache.catalog import Catalog
+from chunkcache.documents import Document
 from chunkcache.errors import StoreFullError, StoreReadOnlyError
 from chunkcache.identity import ChunkId, digest_fields
 from chunkcache_retriever.embedder import WINDOWS_VERSION, Embedder, Vectors, embed_all
@@ -128,12 +129,17 @@ class CatalogIndex:
         new = [c for c in locations if c not in self.index and c not in not_indexed]
         vectors: dict[ChunkId, Vectors] = {}
         texts: dict[ChunkId, str] = {}
+        documents: dict[str, Document] = {}
         num_loaded = num_embedded = num_unsaved = 0
         for start in range(0, len(new), _BATCH_CHUNKS):
             batch = new[start : start + _BATCH_CHUNKS]
             loaded = self._load(batch)
             unread = batch if self.words is not None else [c for c in batch if c not in loaded]
-            read = self._texts({c: locations[c][0] for c in unread})
+            places = {c: locations[c][0] for c in unread}
+            documents = self._documents(
+                {document_id for document_id, _ in places.values()}, documents
+            )
+            read = _texts(places, documents)
             embedded = self._embed({c: text for c, text in read.items() if c not in loaded})
             if self.words is not None:
                 # One that went meanwhile has a vector to load, and nothing to be found by.
@@ -167,16 +173,12 @@ class CatalogIndex:
         stored = self._catalog.get_vectors(self._vectors_digest, chunk_ids)
         return {c: row.reshape(-1, self._embedder.dim) for c, row in stored.items()}
 
-    def _texts(self, places: Mapping[ChunkId, Location]) -> dict[ChunkId, str]:
-        """Chunks' texts; one that is not in its place any more is left to the next sync."""
-        documents = self._catalog.get_many({document_id for document_id, _ in places.values()})
-        texts: dict[ChunkId, str] = {}
-        for chunk_id, (document_id, index) in places.items():
-            document = documents.get(document_id)
-            chunks = document.chunks if document else ()
-            if document and index < len(chunks) and chunks[index].chunk_id == chunk_id:
-                texts[chunk_id] = document.chunk_text(chunks[index])
-        return texts
+    def _documents(
+        self, wanted: Collection[str], held: Mapping[str, Document]
+    ) -> dict[str, Document]:
+        """Documents, those of the batch before among them: a long one is read once."""
+        kept = {name: held[name] for name in wanted if name in held}
+        return kept | self._catalog.get_many([name for name in wanted if name not in held])
 
     def _embed(self, texts: Mapping[ChunkId, str]) -> dict[ChunkId, Vectors]:
         return dict(zip(texts, embed_all(self._embedder, list(texts.values())), strict=True))
@@ -196,6 +198,19 @@ class CatalogIndex:
         except (StoreFullError, StoreReadOnlyError):
             return len(sound)
         return 0
+
+
+def _texts(
+    places: Mapping[ChunkId, Location], documents: Mapping[str, Document]
+) -> dict[ChunkId, str]:
+    """Chunks' texts; one that is not in its place any more is left to the next sync."""
+    texts: dict[ChunkId, str] = {}
+    for chunk_id, (document_id, index) in places.items():
+        document = documents.get(document_id)
+        chunks = document.chunks if document else ()
+        if document and index < len(chunks) and chunks[index].chunk_id == chunk_id:
+            texts[chunk_id] = document.chunk_text(chunks[index])
+    return texts
 
 
 def vectors_digest(embedder: Embedder) -> bytes:

@@ -247,9 +247,15 @@ def _bound_this_process() -> None:
         return
     import resource
 
-    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CPU, (MAX_CPU_SECONDS, MAX_CPU_SECONDS))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for kind, bound in (
+        (resource.RLIMIT_AS, MAX_MEMORY_BYTES),
+        (resource.RLIMIT_CPU, MAX_CPU_SECONDS),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        # Whoever started the job may have set less, and no process may ask for more than that.
+        inherited = resource.getrlimit(kind)[1]
+        if inherited == resource.RLIM_INFINITY or inherited > bound:
+            resource.setrlimit(kind, (bound, bound))
 
 
 if __name__ == "__main__":

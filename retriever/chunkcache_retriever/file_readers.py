@@ -9,6 +9,7 @@ not text as ``binary``. HTML may name its encoding itself.
 Parsers of the extra ``files`` are loaded in a process of their own, when such a file comes.
 """
 
+import codecs
 import json
 import re
 import subprocess
@@ -38,6 +39,8 @@ _MAX_CHAOS = 0.1
 _DETECTED_BYTES = 1 << 16
 _DECLARED = re.compile(rb"<meta[^>]{0,200}?charset\s*=\s*[\"']?\s*([A-Za-z0-9_.:-]{1,40})", re.I)
 _DECLARED_BYTES = 4_096
+_NO_CHARSETS = ("idna", "punycode", "raw-unicode-escape", "undefined", "unicode-escape")
+"""Python's own text codecs that no page is written in."""
 _MAX_CONTROLS_RATIO = 0.02
 
 
@@ -86,11 +89,7 @@ def _read_html(data: bytes) -> ReadText | ReadFault:
     decoded = decode_unicode(data)
     read = ReadText(decoded) if isinstance(decoded, str) else None
     if read is None and declared is not None:
-        name = declared[1].decode("ascii")
-        try:
-            read = ReadText(data.decode(name), {"source_encoding": name.lower()})
-        except (LookupError, UnicodeDecodeError):
-            read = None
+        read = _read_declared(data, declared[1].decode("ascii"))
     found = read or read_text(data)
     if isinstance(found, ReadFault):
         return found
@@ -99,6 +98,16 @@ def _read_html(data: bytes) -> ReadText | ReadFault:
     if isinstance(parsed, ReadFault):
         return parsed
     return ReadText(parsed.text, {**parsed.metadata, **found.metadata})
+
+
+def _read_declared(data: bytes, name: str) -> ReadText | None:
+    """The text in the encoding that a page names; None if that is none, or is not so."""
+    try:
+        if codecs.lookup(name).name in _NO_CHARSETS:
+            return None
+        return ReadText(data.decode(name), {"source_encoding": name.lower()})
+    except (LookupError, UnicodeError):
+        return None
 
 
 def _read_rows(read: Any, columns: RowColumns, data: bytes) -> Any:
@@ -110,13 +119,17 @@ def _parse(kind: str, data: bytes) -> ReadText | ReadFault:
     """Parse in a process of its own."""
     program = str(Path(document_parser.__file__))
     try:
-        # -P: beside the program stand modules whose names others could take for their own.
+        # -P: beside the program stand modules whose names others could take for their own. A group
+        # of its own: an interrupt from the terminal ends the job behind the document at hand, so it
+        # must not end that document's parser. What parsers complain of may be as long as they like.
         done = subprocess.run(
             [sys.executable, "-P", program, kind],
             input=data,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
             timeout=MAX_PARSE_SECONDS,
             check=False,
+            process_group=None if sys.platform == "win32" else 0,
         )
     except subprocess.TimeoutExpired:
         return ReadFault("too_slow", f"takes over {MAX_PARSE_SECONDS:.0f} s to parse")

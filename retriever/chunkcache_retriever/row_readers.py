@@ -52,11 +52,16 @@ def read_csv(text: str, columns: RowColumns) -> Iterator[ReadRow | ReadFault]:
         if len(set(names)) < len(names):
             yield ReadFault("invalid_row", "names a column twice")
             return
+        num_faults = 0
         for cells in reader:
             if not cells:
                 continue
             if len(cells) != len(names):
                 yield ReadFault("invalid_row", f"has {len(cells)} cells, not {len(names)}")
+                num_faults += 1
+                if num_faults == MAX_ROW_FAULTS:
+                    yield _given_up()
+                    return
                 continue
             row = dict(zip(names, cells, strict=True))
             rest = {k: _typed(v) for k, v in row.items() if v}
@@ -75,8 +80,12 @@ def read_jsonl(text: str, columns: RowColumns) -> Iterator[ReadRow | ReadFault]:
         yield row
         num_faults += isinstance(row, ReadFault)
         if num_faults == MAX_ROW_FAULTS:
-            yield ReadFault("invalid_row", f"is given up behind {MAX_ROW_FAULTS:,} broken lines")
+            yield _given_up()
             return
+
+
+def _given_up() -> ReadFault:
+    return ReadFault("invalid_row", f"is given up behind {MAX_ROW_FAULTS:,} broken rows")
 
 
 def _json_row(line: str, columns: RowColumns) -> ReadRow | ReadFault:

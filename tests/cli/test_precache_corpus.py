@@ -169,6 +169,33 @@ def test_prune_keeps_what_cannot_be_read_now(
     assert documents_of(read_store, store).keys() == {"a.txt", "R1", "R2"}
 
 
+def test_prune_keeps_all_where_nothing_is_found(
+    cli_json, cli, tmp_path: Path, read_store, store: Path
+) -> None:
+    """A folder that is not mounted looks like one that was emptied."""
+    folder, other = tmp_path / "mounted", tmp_path / "other"
+    (folder / "deep").mkdir(parents=True)
+    other.mkdir()
+    (folder / "a.txt").write_text("a text")
+    (folder / "deep" / "b.txt").write_text("b text")
+    (other / "c.txt").write_text("c text")
+    (other / "d.txt").write_text("d text")
+    cli_json("precache", folder, other)
+    folder.rename(tmp_path / "elsewhere")
+    folder.mkdir()
+    (other / "c.txt").unlink()
+    assert cli_json("precache", folder, other, "--prune")["pruned"] == 1
+    assert documents_of(read_store, store).keys() == {"a.txt", "deep/b.txt", "d.txt"}
+
+
+def test_a_row_with_broken_characters_is_reported(cli_json, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"text": "one", "note": "\\ud800"}\n{"text": "two"}\n')
+    summary = cli_json("precache", path, exit_code=3)
+    assert [f["item"] for f in summary["failures"]] == ["rows.jsonl#1"]
+    assert summary["documents"] == 1
+
+
 def test_each_shard_prunes_its_own(
     cli_json, write_documents: Callable[[int], Path], read_store, store: Path
 ) -> None:

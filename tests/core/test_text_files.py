@@ -82,3 +82,22 @@ def test_a_file_that_vanishes_is_reported(tmp_path: Path) -> None:
     result = item.read()
     assert isinstance(result, ItemFailure)
     assert result.code == "unreadable"
+
+
+def test_a_folder_that_may_be_listed_and_not_entered_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "closed" / "deep").mkdir(parents=True)
+    (tmp_path / "closed" / "deep" / "a.txt").write_text("text")
+    (tmp_path / "open.txt").write_text("text")
+    stat = Path.stat
+
+    def guarded(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+        if tmp_path / "closed" in path.parents:
+            raise PermissionError(13, "Permission denied")
+        return stat(path, follow_symlinks=follow_symlinks)
+
+    monkeypatch.setattr(Path, "stat", guarded)
+    assert _found(tmp_path) == {"closed": "unreadable", "open.txt": "text"}
+    outright = tmp_path / "closed" / "deep"
+    assert _found(outright) == {str(outright): "unreadable"}

@@ -1,6 +1,9 @@
 """What becomes of files of every kind, and what is said about those that give no text."""
 
 import io
+import json
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable
 
@@ -118,6 +121,15 @@ def test_html_may_name_its_encoding() -> None:
     assert found.metadata["source_encoding"] == "windows-1252"
 
 
+@pytest.mark.parametrize(
+    "name", ["undefined", "unicode_escape", "Raw-Unicode-Escape", "idna", "punycode", "hex", "none"]
+)
+def test_a_page_that_names_no_encoding_of_pages(name: str) -> None:
+    """Python's codecs of other kinds neither end the run nor read the page."""
+    page = b"<meta charset=%s><p>caf\xe9 \\u0041 -" % name.encode()
+    assert code_of(".html", page) == "invalid_encoding"
+
+
 def test_deep_html_is_no_recursion() -> None:
     assert parse_html(b"<div>" * 5_000 + b"deep") == ("deep", "")
 
@@ -186,6 +198,58 @@ def test_a_parser_that_takes_too_long_or_dies_is_reported(
     monkeypatch.setattr(file_readers, "MAX_PARSE_SECONDS", 30.0)
     program.write_text("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
     assert code_of(".pdf", b"") == "unreadable"
+
+
+def test_an_interrupt_of_the_terminal_leaves_the_parser_alone(tmp_path) -> None:
+    """It reaches the whole group of the job, which goes on behind the document at hand."""
+    parser, job = tmp_path / "parser.py", tmp_path / "job.py"
+    parser.write_text(
+        "import os, signal, sys\n"
+        "if os.getpgrp() == int(os.environ['JOB']): os.killpg(os.getpgrp(), signal.SIGINT)\n"
+        'print(\'{"text": "done", "title": ""}\')'
+    )
+    job.write_text(
+        "import os, signal\n"
+        "from chunkcache_retriever import document_parser, file_readers\n"
+        "signal.signal(signal.SIGINT, lambda number, frame: None)\n"
+        f"document_parser.__file__ = {str(parser)!r}\n"
+        "os.environ['JOB'] = str(os.getpgrp())\n"
+        "print(file_readers.file_kinds()['.pdf'].read(b'').text)"
+    )
+    done = subprocess.run(
+        [sys.executable, job], capture_output=True, text=True, process_group=0, check=False
+    )
+    assert (done.stdout, done.stderr) == ("done\n", "")
+
+
+def test_what_a_parser_complains_of_is_not_kept(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, sys\n"
+        "is_kept = os.fstat(2).st_rdev != os.stat(os.devnull).st_rdev\n"
+        'print(\'{"text": "%s", "title": ""}\' % is_kept)'
+    )
+    monkeypatch.setattr(document_parser, "__file__", str(program))
+    assert text_of(".pdf", b"") == "False"
+
+
+def test_a_job_with_tighter_limits_reads_all_the_same() -> None:
+    """A limit may be lowered, never raised."""
+    resource = pytest.importorskip("resource")
+    limits = {resource.RLIMIT_CPU: 60, resource.RLIMIT_AS: document_parser.MAX_MEMORY_BYTES // 2}
+
+    def lower() -> None:
+        for kind, bound in limits.items():
+            resource.setrlimit(kind, (bound, bound))
+
+    done = subprocess.run(
+        [sys.executable, "-P", document_parser.__file__, "html"],
+        input=b"<p>text",
+        capture_output=True,
+        preexec_fn=lower,
+        check=False,
+    )
+    assert (done.returncode, json.loads(done.stdout)["text"]) == (0, "text")
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])

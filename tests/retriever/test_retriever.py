@@ -180,6 +180,21 @@ def test_a_restart_embeds_nothing_and_finds_the_same(shelf, embedder):
     assert after.search("w299 passage", 20) == hits
 
 
+def test_a_long_document_is_read_once(shelf, embedder, monkeypatch):
+    """Not once for each batch of its chunks: that would grow with the square of its length."""
+    shelf.put("d", *(f"passage {i}" for i in range(300)))
+    asked: list[str] = []
+    get_many = shelf.catalog.get_many
+
+    def counted(document_ids):
+        asked.extend(wanted := list(document_ids))
+        return get_many(wanted)
+
+    monkeypatch.setattr(shelf.catalog, "get_many", counted)
+    assert Retriever(shelf, embedder).sync().num_embedded == 300
+    assert asked == ["d"]
+
+
 def test_the_end_of_a_long_chunk_is_found(shelf, retriever):
     filler = " ".join(f"filler{i % 50}" for i in range(2_000))
     shelf.put("long", filler + " purple elephant")

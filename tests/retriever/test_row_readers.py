@@ -35,6 +35,7 @@ def test_broken_csv_is_said_row_by_row() -> None:
     assert codes(read_csv("", COLUMNS)) == ["missing_column"]
     assert codes(read_csv("text,text\n1,2\n", COLUMNS)) == ["invalid_row"]
     assert codes(read_csv('id,text\n1,"open\n', COLUMNS)) == ["invalid_row"]
+    assert len(list(read_csv("id,text\n" + "1\n" * 5_000, COLUMNS))) == MAX_ROW_FAULTS + 1
 
 
 def test_jsonl_spreads_metadata_out() -> None:

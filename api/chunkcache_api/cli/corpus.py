@@ -1,6 +1,5 @@
 """The files of a pre-caching run: found, shared out, and told from those that are gone."""
 
-import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -61,7 +60,8 @@ class Corpus:
         shard: Which part of the corpus they are.
         document_ids: Every document found, of all shards.
         failed: Names of what could not be taken, of all shards.
-        roots: The sources' roots that were searched.
+        roots: The sources' roots under which something was found. Where nothing was, a folder that
+            is not mounted cannot be told from one that was emptied.
     """
 
     items: tuple[SizedItem, ...]
@@ -82,32 +82,32 @@ def find_corpus(
         columns: Which columns of rows hold what.
     """
     from chunkcache.results import ItemFailure
-    from chunkcache.text_files import find_text_files, source_root
+    from chunkcache.text_files import SOURCE_KEY, find_text_files
     from chunkcache_retriever.file_readers import file_kinds
 
     shard = shard or Shard()
     items: list[SizedItem] = []
     document_ids: set[str] = set()
     failed: list[str] = []
+    roots: set[str] = set()
     for item in find_text_files(paths, file_kinds(columns)):
         if isinstance(item, ItemFailure):
             failed.append(item.item)
             name = item.item
         else:
             document_ids.add(item.document_id)
+            roots.add(_root(item.metadata.get(SOURCE_KEY)))
             name = item.document_id
         if shard.holds(name):
             items.append(SizedItem(item, _num_bytes(item)))
-    readable = (p for p in paths if p.exists() and os.access(p, os.R_OK))
-    roots = frozenset(source_root(p) for p in readable)
-    return Corpus(tuple(items), shard, frozenset(document_ids), tuple(failed), roots)
+    return Corpus(tuple(items), shard, frozenset(document_ids), tuple(failed), frozenset(roots))
 
 
 def prune(cache: "ChunkCache", corpus: Corpus) -> list[str]:
     """Delete the documents that came from the corpus's roots and whose file or row is gone.
 
-    What could not be read is not gone. Documents of other roots, and those that came from no file,
-    stay.
+    What could not be read is not gone, nor is what stood under a root where nothing is found now.
+    Documents of other roots, and those that came from no file, stay.
 
     Returns:
         Ids of what was deleted.
@@ -129,13 +129,19 @@ def _gone(cache: "ChunkCache", corpus: Corpus) -> Iterator[str]:
         after = page[-1].document_id
         for info in page:
             source = info.metadata.get(SOURCE_KEY)
-            if not isinstance(source, dict) or source.get("root") not in corpus.roots:
+            if not isinstance(source, dict) or _root(source) not in corpus.roots:
                 continue
             path = str(source.get("path"))
             parents = {path[: m.start()] for m in re.finditer("/", path)}
             is_there = info.document_id in corpus.document_ids or hidden & {path, *parents}
             if not is_there and corpus.shard.holds(info.document_id):
                 yield info.document_id
+
+
+def _root(source: object) -> str:
+    """The root that a document's metadata name; empty if they name none."""
+    root = source.get("root") if isinstance(source, dict) else None
+    return root if isinstance(root, str) else ""
 
 
 def _num_bytes(item: "Item") -> int:

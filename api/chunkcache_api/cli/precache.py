@@ -48,7 +48,8 @@ HELP = help_text(
     the documents at hand, a second one at once.
 
     --dry-run reads and cuts everything, and says how large it would be and how long it would take.
-    --prune deletes the documents that came from these PATHS and whose files or rows are gone.
+    --prune deletes the documents that came from these PATHS and whose files or rows are gone; where
+    nothing is found under a path, it deletes nothing of it.
     --shard 2/4 takes the second of four parts, for as many machines or runs.
 
     With neighbours(n), all documents are stored first; then every chunk in the store that has no

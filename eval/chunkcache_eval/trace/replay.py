@@ -1,6 +1,7 @@
 """A trace through the RAM tier itself, by policy and capacity. Runs no model.
 
-Entries are real, but their tensors are a single zero seen many times: two bytes a token.
+Entries are real, but their tensors are a single zero seen many times: four bytes a token, keys and
+values together.
 """
 
 from collections.abc import Callable, Sequence
