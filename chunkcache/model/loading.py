@@ -201,7 +201,9 @@ def load_model(
             merge_adapter(hf_model, merged)
         if quantisation == "int8":
             int8.quantise_linears(hf_model)
-        hf_model = own_memory(hf_model, device)
+        if _may_be_written_over(model):
+            own_memory(hf_model)
+        hf_model = hf_model.to(device)
     identity = _identity(
         # The one that was used: the library has read the file again.
         hf_model.config,
@@ -248,6 +250,15 @@ def _resolve(
         raise ModelFilesError(f"no model directory at {model}")
     patterns = (*_HUB_PATTERNS, "*.py") if with_code else _HUB_PATTERNS
     return _download(model, revision, patterns, progress)
+
+
+def _may_be_written_over(model: str) -> bool:
+    """Whether the files are the user's own.
+
+    Conversions and hub snapshots are named by what is in them: a new one takes a new place, and the
+    library's map of the file can serve.
+    """
+    return model != DEMO_MODEL and Path(model).expanduser().is_dir()
 
 
 def _download(name: str, revision: str | None, patterns: Sequence[str], progress: Progress) -> Path:

@@ -104,12 +104,10 @@ def load_weights(
     return model
 
 
-def own_memory(model: Any, device: str) -> Any:
-    """The model on its device, every parameter in memory of its own."""
-    if torch.device(device).type == "cpu":
-        for parameter in model.parameters():
-            parameter.data = parameter.data.clone()
-    return model.to(device)
+def own_memory(model: torch.nn.Module) -> None:
+    """Give every parameter memory of its own, where the library maps the file that it came from."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
 
 
 @contextmanager
