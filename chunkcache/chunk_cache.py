@@ -321,7 +321,7 @@ class ChunkCache:
         policy: str | None = None,
         recompute_ratio: float | None = None,
         max_tokens: int | None = None,
-        verify: bool | None = None,
+        compare: bool | None = None,
     ) -> Answer:
         """Ask, and wait for the answer. Errors as in :meth:`stream`.
 
@@ -332,7 +332,7 @@ class ChunkCache:
             policy: Recompute policy.
             recompute_ratio: Its ratio.
             max_tokens: Largest number of answer tokens.
-            verify: Also run the full prefill on the same prompt, and say how close the answer is.
+            compare: Also run the full prefill on the same prompt, and say how close the answer is.
         """
         options = options or AskOptions()
         if policy is not None:
@@ -342,8 +342,8 @@ class ChunkCache:
             options = replace(options, policy_options=given)
         if max_tokens is not None:
             options = replace(options, max_tokens=max_tokens)
-        if verify is not None:
-            options = replace(options, verify=verify)
+        if compare is not None:
+            options = replace(options, verify=compare)
         return self.stream(question, documents, options).answer()
 
     def plan(

@@ -24,7 +24,7 @@ def test_the_tour(
     assert [d.document_id for d in cache.list()] == ["bridge", "harbour", "tower"]
 
     # A question over them reuses their keys and values, and says which.
-    answer = cache.answer("Who keeps the key?", ["harbour", "tower"], verify=True, max_tokens=8)
+    answer = cache.answer("Who keeps the key?", ["harbour", "tower"], compare=True, max_tokens=8)
     account = answer.report.account
     assert account.fused_tokens > account.recomputed_tokens > 0
     assert account.cached_tokens_by_source == {"host": account.fused_tokens}

@@ -54,7 +54,7 @@ def test_answers_are_verified_afterwards(
     stats = cache.runtime.verifier.stats()
     assert (stats.sampled, stats.verified, stats.dropped, stats.failed) == (3, 3, 0, 0)
     expected = [
-        cache.answer(QUESTION, [n], policy="none", max_tokens=6, verify=True).verification
+        cache.answer(QUESTION, [n], policy="none", max_tokens=6, compare=True).verification
         for n in passages
     ]
     assert stats.mean_kl.num_values == stats.agreement.num_values == 3

@@ -41,7 +41,7 @@ def test_a_document_twice_in_one_prompt(
 ) -> None:
     cache = open_cache()
     stored = cache.put("tower", passages["tower"])
-    answer = cache.answer(QUESTION, ["tower", "tower"], verify=True, max_tokens=4)
+    answer = cache.answer(QUESTION, ["tower", "tower"], compare=True, max_tokens=4)
     assert answer.report.documents[0].tokens == 2 * stored.num_tokens
     assert answer.verification is not None
 

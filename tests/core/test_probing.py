@@ -43,7 +43,7 @@ def test_figures_are_those_of_answers_over_the_same_prompts(
     for name, text in probes.passages.items():
         cache.put(name, text)
     answers = [
-        cache.answer(q, [n for n, _ in probes.passages_for(i)], verify=True, max_tokens=8)
+        cache.answer(q, [n for n, _ in probes.passages_for(i)], compare=True, max_tokens=8)
         for i, q in enumerate(QUESTIONS)
     ]
     found = [a.verification for a in answers]

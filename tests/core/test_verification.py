@@ -27,7 +27,7 @@ def test_a_full_prefill_agrees_with_itself(
 ) -> None:
     """A row out of place would show as a divergence: the tokens' distributions differ much."""
     answer = filled.answer(
-        QUESTION, list(passages), policy="full", verify=True, max_tokens=max_tokens
+        QUESTION, list(passages), policy="full", compare=True, max_tokens=max_tokens
     )
     found = answer.verification
     assert found.kl_first == 0.0
@@ -70,7 +70,7 @@ def test_an_end_token_is_compared_too(
     third = first.answer(QUESTION, ["tower"], policy="full", max_tokens=3).token_ids[2]
     cache = open_cache("other", model=model_dir(eos_token_id=[2, third]))
     cache.put("tower", passages["tower"])
-    answer = cache.answer(QUESTION, ["tower"], policy="none", verify=True)
+    answer = cache.answer(QUESTION, ["tower"], policy="none", compare=True)
     assert len(answer.verification.full_token_ids) <= 2
     assert answer.verification.mean_kl > 0
 

@@ -112,7 +112,7 @@ def _precache(cache: "ChunkCache", *, as_json: bool) -> "PrecacheSummary":
 def _ask(cache: "ChunkCache", question: DemoQuestion, *, is_shown: bool) -> "Answer":
     with messages.status(question.question):
         answer = cache.answer(
-            question.question, question.document_ids, verify=True, max_tokens=ANSWER_TOKENS
+            question.question, question.document_ids, compare=True, max_tokens=ANSWER_TOKENS
         )
     if is_shown:
         results.print()
