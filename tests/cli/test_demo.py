@@ -46,6 +46,7 @@ def test_a_second_run_prefills_nothing(
     assert question["kl_first"] >= 0
     assert question["mean_kl"] >= 0
     assert 0 <= question["agreement"] <= 1
+    assert question["agree"] == (question["fused_answer"] == question["full_answer"])
     assert question["fused_answer"]
     assert question["full_answer"]
 

@@ -154,6 +154,7 @@ def _question_body(question: DemoQuestion, answer: "Answer") -> dict[str, Any]:
         "kl_first": verification.kl_first,
         "mean_kl": verification.mean_kl,
         "agreement": verification.agreement,
+        "agree": verification.agreement == 1,
     }
 
 
