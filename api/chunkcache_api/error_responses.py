@@ -24,6 +24,7 @@ from chunkcache.errors import (
     StoreReadOnlyError,
     UnsupportedParameterError,
 )
+from chunkcache.failure_logs import traceback_text
 
 RETRY_AFTER_SECONDS: Final = 1
 MAX_PARAM_CHARS: Final = 200
@@ -127,7 +128,7 @@ class UnexpectedErrors:
         except Exception as error:
             if scope["type"] != "http" or has_started:
                 raise
-            _log.error("request_failed", path=scope["path"], exc_info=error)
+            _log.error("request_failed", path=scope["path"], exception=traceback_text(error))
             await error_response(internal_error())(scope, receive, send)
 
 

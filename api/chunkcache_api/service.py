@@ -22,6 +22,7 @@ from chunkcache.errors import (
     ModelError,
     StoreError,
 )
+from chunkcache.failure_logs import traceback_text
 from chunkcache.identity import digest_fields
 from chunkcache.results import ReloadResult
 from chunkcache.runtime import Runtime
@@ -255,7 +256,7 @@ class ServiceState:
             self._failure = error
             if self._state == "loading":
                 self._state = "failed"
-        details = {} if isinstance(error, ChunkCacheError) else {"exc_info": error}
+        details = {} if isinstance(error, ChunkCacheError) else {"exception": traceback_text(error)}
         _log.error("load_failed", reason=str(error), **details)
         self._on_load_failure(error)
 

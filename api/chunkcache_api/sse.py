@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from chunkcache.errors import ChunkCacheError
+from chunkcache.failure_logs import traceback_text
 from chunkcache_api.answering import AnswerWork, Completed, Started, TextPiece
 from chunkcache_api.disconnect import cancelled_on_disconnect
 from chunkcache_api.error_responses import error_body, internal_error
@@ -158,7 +159,7 @@ class EventStreamResponse(Response):
             _log.info("stream_failed", code=error.code, reason=error.message)
             yield self._encoder.encode_error(error)
         except Exception as error:  # the headers are out: the stream itself must say it
-            _log.error("stream_failed", exc_info=error)
+            _log.error("stream_failed", exception=traceback_text(error))
             yield self._encoder.encode_error(internal_error())
 
 

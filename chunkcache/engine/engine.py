@@ -31,6 +31,7 @@ from chunkcache.errors import (
     InvalidValueError,
     QueueFullError,
 )
+from chunkcache.failure_logs import traceback_text
 from chunkcache.fusion.fuse import LoadEntry
 from chunkcache.fusion.template_entries import LoadTemplate
 from chunkcache.model.runner import ModelRunner
@@ -374,7 +375,7 @@ class Engine:
 
     def _fail(self, request: ActiveRequest, error: Exception) -> None:
         if not isinstance(error, ChunkCacheError):
-            _log.error("request_failed", exc_info=error)
+            _log.error("request_failed", exception=traceback_text(error))
             failure = EngineFailedError("the request failed inside the engine; see the log")
             failure.__cause__ = error
             error = failure

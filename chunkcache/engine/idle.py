@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import structlog
 
+from chunkcache.failure_logs import traceback_text
+
 IdleWork = Callable[[], Generator[None, None, None]]
 """Begins a piece of work. It may be begun again after it was closed half-way."""
 
@@ -72,7 +74,7 @@ class IdleLane:
         except Exception as error:  # one piece of work fails, the lane goes on
             self._end()
             self._num_failed += 1
-            _log.error("idle_work_failed", exc_info=error)
+            _log.error("idle_work_failed", exception=traceback_text(error))
 
     def give_way(self) -> bool:
         """Have the work under way give back all it holds; it begins anew at its next turn.

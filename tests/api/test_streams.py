@@ -26,7 +26,8 @@ def frames_of(response: httpx.Response) -> list[str]:
     assert response.headers["content-type"].startswith("text/event-stream")
     text = response.read().decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
     assert text.endswith("\n\n")
-    return text.split("\n\n")[:-1]
+    # A slow machine may have had time for comments, which clients drop.
+    return [frame for frame in text.split("\n\n")[:-1] if not frame.startswith(":")]
 
 
 def stream(client: httpx.Client, **fields: object) -> tuple[list[dict], bool]:

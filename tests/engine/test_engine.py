@@ -120,8 +120,9 @@ def test_a_closed_engine_refuses_and_finishes_what_it_took(
 
 
 def test_a_fault_fails_one_request_and_not_the_engine(
-    filled: Any, passages: dict[str, str]
+    filled: Any, passages: dict[str, str], capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """The log says where, and holds nothing of what was asked or read."""
     plan = filled.plan(QUESTION, list(passages), AskOptions())
     good = filled.answer(QUESTION, list(passages), max_tokens=4)
 
@@ -141,6 +142,11 @@ def test_a_fault_fails_one_request_and_not_the_engine(
     assert "a fault of ours" not in str(caught.value)
     assert filled.answer(QUESTION, list(passages), max_tokens=4).text == good.text
     filled.runtime.pool.check_integrity()
+    logged = "".join(capfd.readouterr())
+    assert "RuntimeError: a fault of ours" in logged
+    assert "test_engine.py" in logged
+    for text in (QUESTION, *passages.values(), "token_ids="):
+        assert text not in logged
 
 
 def test_a_task_s_error_reaches_its_caller(filled: Any) -> None:
