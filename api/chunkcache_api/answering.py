@@ -18,6 +18,7 @@ from chunkcache.results import Answer, FinishReason, Timings, TokenLogprob
 from chunkcache.streaming import StreamingAnswer
 from chunkcache_api.errors import ModelNotFoundError
 from chunkcache_api.plan_body import dry_run_body, plan_body
+from chunkcache_api.prompt_body import prompt_body
 from chunkcache_api.service import Service
 from chunkcache_api.workers import WorkerScope
 
@@ -66,6 +67,7 @@ class AnswerWork(ABC):
     Args:
         service: Where to ask.
         model: The model that the request names, if it names one.
+        shows_prompt: Whether the response shows the prompt, piece by piece.
 
     Class attributes:
         endpoint: For the account of the request.
@@ -80,13 +82,16 @@ class AnswerWork(ABC):
     id_prefix: ClassVar[str]
     renamed_params: ClassVar[Mapping[str, str]]
 
-    def __init__(self, service: Service, model: str | None) -> None:
+    def __init__(
+        self, service: Service, model: str | None, *, shows_prompt: bool = False
+    ) -> None:
         if model is not None and model != service.model_name:
             raise ModelNotFoundError(
                 f"the model {model!r} is not served here; this is {service.model_name!r}",
                 param="model",
             )
         self.service = service
+        self._shows_prompt = shows_prompt
         self.created = int(time.time())
 
     def answer(self, scope: WorkerScope) -> None:
@@ -155,6 +160,9 @@ class AnswerWork(ABC):
                 usage=body["usage"],
                 chunkcache=_without_text(body["chunkcache"]),
             )
+            if self._shows_prompt:
+                tokenizer = growing.runtime.model.tokenizer
+                body["chunkcache"]["prompt"] = prompt_body(answers[0].report.use, tokenizer)
         scope.emit(Completed(body, answers[0].report.timings))
 
     def _name_field(self, error: ChunkCacheError) -> None:

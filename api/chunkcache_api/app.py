@@ -17,11 +17,13 @@ from chunkcache_api.metrics import metrics_registry
 from chunkcache_api.request_id import RequestId
 from chunkcache_api.retrieval import RetrieverFactory
 from chunkcache_api.routes import (
+    cache,
     chat,
     documents,
     health,
     metrics,
     models,
+    page,
     pins,
     query,
     requests,
@@ -94,6 +96,9 @@ def create_app(
         },
     )
     app.add_middleware(RequestId)
-    for routes in (query, chat, search, documents, pins, models, requests, health, metrics):
+    for routes in (
+        *(query, chat, search, documents, pins, cache, models, requests, health, metrics),
+        page,
+    ):
         app.include_router(routes.router)
     return app

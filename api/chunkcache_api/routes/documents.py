@@ -20,6 +20,7 @@ from chunkcache.errors import (
     DocumentNotFoundError,
     InvalidValueError,
 )
+from chunkcache.residency import document_tiers
 from chunkcache_api.json_body import body_schema, json_response, read_body
 from chunkcache_api.routes.current import CurrentService
 from chunkcache_api.routes.threads import on_thread
@@ -137,10 +138,16 @@ def _list(cache: ChunkCache, params: ListDocumentsParams) -> Response:
     found = cache.list(after=params.after, limit=params.limit + 1)
     page = found[: params.limit]
     has_more = len(found) > len(page)
+    data = [_info_body(info) for info in page]
+    if params.include == "tiers":
+        ids = [info.document_id for info in page]
+        tiers = document_tiers(cache.runtime, cache.catalog, ids)
+        # One that was deleted a moment ago is nowhere.
+        data = [body | {"tiers": tiers.get(body["id"], {})} for body in data]
     return json_response(
         {
             "object": "list",
-            "data": [_info_body(info) for info in page],
+            "data": data,
             "has_more": has_more,
             "next_after": page[-1].document_id if has_more else None,
         }
