@@ -82,9 +82,7 @@ class AnswerWork(ABC):
     id_prefix: ClassVar[str]
     renamed_params: ClassVar[Mapping[str, str]]
 
-    def __init__(
-        self, service: Service, model: str | None, *, shows_prompt: bool = False
-    ) -> None:
+    def __init__(self, service: Service, model: str | None, *, shows_prompt: bool = False) -> None:
         if model is not None and model != service.model_name:
             raise ModelNotFoundError(
                 f"the model {model!r} is not served here; this is {service.model_name!r}",
