@@ -7,6 +7,7 @@ from typing import Final
 
 from anyio import to_thread
 from fastapi import Depends, FastAPI
+from opentelemetry.trace import NoOpTracerProvider, TracerProvider
 
 from chunkcache.runtime import Runtime
 from chunkcache_api.auth.access import Gatekeeper, check_access
@@ -42,6 +43,7 @@ def create_app(
     metrics_are_open: bool = False,
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES,
     on_load_failure: Callable[[BaseException], None] = lambda error: None,
+    tracer_provider: TracerProvider | None = None,
 ) -> FastAPI:
     """Build the application.
 
@@ -57,8 +59,11 @@ def create_app(
         max_body_bytes: Largest request body; for queries 2 MiB and for conversations 4 MiB, where
             that is less.
         on_load_failure: Told why loading failed; the application goes on answering 503.
+        tracer_provider: Takes spans of the requests and their stages; None makes none.
     """
-    state = ServiceState(runtime, retriever_factory, on_load_failure)
+    spans = tracer_provider or NoOpTracerProvider()
+    tracer = spans.get_tracer("chunkcache", version("chunkcache"))
+    state = ServiceState(runtime, retriever_factory, on_load_failure, tracer)
     gatekeeper = Gatekeeper(keys or KeyRing(None), metrics_are_open=metrics_are_open)
 
     @asynccontextmanager
@@ -80,6 +85,14 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,
         dependencies=[Depends(check_access)],
+        # The framework's records of failures would hold what exceptions say, and so maybe text.
+        telemetry={
+            "tracing": True,
+            "tracer_provider": spans,
+            "operation_spans": False,
+            "metrics": False,
+            "logs": False,
+        },
     )
     app.state.gatekeeper = gatekeeper
     app.state.service = state

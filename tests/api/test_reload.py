@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from opentelemetry.trace import NoOpTracer
 from fastapi import FastAPI
 
 from chunkcache.runtime import Runtime
@@ -69,7 +70,7 @@ def test_an_answer_names_the_model_that_gave_it(
         {"model": "served", "messages": [{"role": "user", "content": "Who?"}], "max_tokens": 1}
     )
     with make_runtime(model=str(model)) as runtime:
-        service = Service.over(runtime, None)
+        service = Service.over(runtime, None, NoOpTracer())
         work = ChatWork(service, request)
         write_tiny_model(model, seed=7, max_position_embeddings=2048)
         assert runtime.reload(lambda line: None).changed
