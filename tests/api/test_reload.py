@@ -8,8 +8,8 @@ from typing import Any
 
 import httpx
 import pytest
-from opentelemetry.trace import NoOpTracer
 from fastapi import FastAPI
+from opentelemetry.trace import NoOpTracer
 
 from chunkcache.runtime import Runtime
 from chunkcache.testing import write_tiny_adapter, write_tiny_model
