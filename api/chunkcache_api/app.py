@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib.metadata import version
-from typing import Final
+from typing import Any, Final
 
 from anyio import to_thread
 from fastapi import Depends, FastAPI
@@ -30,9 +30,16 @@ from chunkcache_api.routes import (
     requests,
     search,
 )
+from chunkcache_api.schemas.errors import ErrorBody
 from chunkcache_api.service import RuntimeFactory, ServiceState
 
 DEFAULT_MAX_BODY_BYTES: Final = 16 << 20
+ERRORS: Final[dict[int | str, dict[str, Any]]] = {
+    "4XX": {"model": ErrorBody, "description": "Refused; `code` says why."},
+    503: {"model": ErrorBody, "description": "Not ready, stopping, or the store is unusable."},
+    507: {"model": ErrorBody, "description": "No room: of the store, a quota, or pins."},
+}
+"""What any route may answer beside what it is for."""
 
 
 def create_app(
@@ -85,6 +92,7 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,
         dependencies=[Depends(check_access)],
+        responses=ERRORS,
         # The framework's records of failures would hold what exceptions say, and so maybe text.
         telemetry={
             "tracing": True,

@@ -37,7 +37,10 @@ def spans() -> InMemorySpanExporter:
 
 @pytest.fixture
 def traced(
-    make_runtime: Callable[..., Runtime], serve: Serve, spans: InMemorySpanExporter
+    make_runtime: Callable[..., Runtime],
+    serve: Serve,
+    spans: InMemorySpanExporter,
+    wait_until: Callable[[Callable[[], bool]], None],
 ) -> Iterator[httpx.Client]:
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(spans))
@@ -47,6 +50,7 @@ def traced(
     ):
         text = " ".join(f"The {SECRET} of door {n} is {n * 37 % 1000}." for n in range(12))
         assert client.put("/v1/documents/handbook", json={"text": text}).status_code == 201
+        wait_until(lambda: len(spans.get_finished_spans()) == 1)
         spans.clear()
         yield client
 

@@ -27,6 +27,14 @@ from chunkcache_api.routes.threads import on_thread
 from chunkcache_api.schemas.documents import ListDocumentsParams, PutDocumentRequest
 
 _COLLECTION: Final = b"/v1/documents/"
+_SAME_ID: Final = {"parameters": {"id": "$request.path.id"}}
+_STORED: Final[dict[str, Any]] = {
+    "links": {
+        "get": {"operationId": "get_document"} | _SAME_ID,
+        "delete": {"operationId": "delete_document"} | _SAME_ID,
+    }
+}
+"""What may be done next with what was stored."""
 
 
 class _OpaqueConvertor(Convertor[str]):
@@ -72,7 +80,14 @@ async def document_id(
 DocumentId = Annotated[str, Depends(document_id)]
 
 
-@router.put("/{id:opaque}", openapi_extra=body_schema(PutDocumentRequest))
+@router.put(
+    "/{id:opaque}",
+    openapi_extra=body_schema(PutDocumentRequest),
+    responses={
+        200: {"description": "It was there already, or there was another text before."} | _STORED,
+        201: {"description": "It is new."} | _STORED,
+    },
+)
 async def put_document(
     request: Request, identifier: DocumentId, service: CurrentService
 ) -> Response:
@@ -84,13 +99,13 @@ async def put_document(
     return await on_thread(service.prefill_threads, partial(_put, service.cache, identifier, body))
 
 
-@router.get("/{id:opaque}")
+@router.get("/{id:opaque}", operation_id="get_document")
 async def get_document(identifier: DocumentId, service: CurrentService) -> Response:
     """A document with its text and where it was cut."""
     return await on_thread(service.quick_threads, partial(_get, service.cache, identifier))
 
 
-@router.delete("/{id:opaque}")
+@router.delete("/{id:opaque}", operation_id="delete_document")
 async def delete_document(identifier: DocumentId, service: CurrentService) -> Response:
     """Remove a document from every tier, and every entry prepared behind one of its chunks."""
     return await on_thread(service.quick_threads, partial(_delete, service.cache, identifier))

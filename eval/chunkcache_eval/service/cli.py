@@ -21,7 +21,7 @@ HELP = help_text(
     in turn. One request comes again and again: its answers, logits included, should all be the
     same. Bounded in count and time.""",
     "chunkcache eval service --data questions.jsonl",
-    "chunkcache eval service --data questions.jsonl --clients 8 --requests 40 --json",
+    "chunkcache eval service --data questions.jsonl --clients 8 --json",
 )
 
 
