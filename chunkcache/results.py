@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from chunkcache.accounting import PromptTokenAccount
+from chunkcache.fusion.prompt_use import PromptUse
 
 ChunkSource = Literal["device", "host", "disk", "remote", "computed", "not_loaded", "skipped"]
 """Where a document's chunks came from. ``computed``: missing, prefilled for this request;
@@ -86,6 +87,7 @@ class FusionReport:
         charged_ratio: Rows run over all layers, probes and fixed rows included, over layers
             times context tokens.
         account: Every prompt token by source.
+        use: What became of every prompt token.
         documents: Per document.
         warnings: Every fallback taken.
         timings: Where the time went.
@@ -98,6 +100,7 @@ class FusionReport:
     nominal_ratio: float | None
     charged_ratio: float
     account: PromptTokenAccount
+    use: PromptUse
     documents: tuple[DocumentReport, ...]
     warnings: tuple[ReuseWarning, ...]
     timings: Timings

@@ -116,6 +116,9 @@ class Settings(BaseSettings):
     """Who may read ``/metrics`` where there are API keys: those of scope ``admin``, or everybody."""
     tenant_max_bytes: int | None = Field(default=None, ge=0)
     """Bytes that the documents of one tenant may take, keys and values included; None is no limit."""
+    tracing: bool = False
+    """Whether requests and their stages are sent as OpenTelemetry spans (extra ``otel``), without any
+    text; the ``OTEL_`` environment variables say where to."""
     verify_rate: float = Field(default=0.0, ge=0.0, le=1.0)
     """Share of the fused answers that are verified against the full prefill when nobody waits."""
 

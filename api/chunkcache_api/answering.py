@@ -18,6 +18,8 @@ from chunkcache.results import Answer, FinishReason, Timings, TokenLogprob
 from chunkcache.streaming import StreamingAnswer
 from chunkcache_api.errors import ModelNotFoundError
 from chunkcache_api.plan_body import dry_run_body, plan_body
+from chunkcache_api.prompt_body import prompt_body
+from chunkcache_api.request_trace import RequestTrace
 from chunkcache_api.service import Service
 from chunkcache_api.workers import WorkerScope
 
@@ -64,8 +66,9 @@ class AnswerWork(ABC):
     """Answers one request. Its methods are producers: they run on a worker's thread.
 
     Args:
-        service: Where to ask.
+        service: Where to ask. It is made where the request's span is the current one.
         model: The model that the request names, if it names one.
+        shows_prompt: Whether the response shows the prompt, piece by piece.
 
     Class attributes:
         endpoint: For the account of the request.
@@ -80,13 +83,15 @@ class AnswerWork(ABC):
     id_prefix: ClassVar[str]
     renamed_params: ClassVar[Mapping[str, str]]
 
-    def __init__(self, service: Service, model: str | None) -> None:
+    def __init__(self, service: Service, model: str | None, *, shows_prompt: bool = False) -> None:
         if model is not None and model != service.model_name:
             raise ModelNotFoundError(
                 f"the model {model!r} is not served here; this is {service.model_name!r}",
                 param="model",
             )
         self.service = service
+        self._shows_prompt = shows_prompt
+        self._trace = RequestTrace(service.tracer)
         self.created = int(time.time())
 
     def answer(self, scope: WorkerScope) -> None:
@@ -128,7 +133,10 @@ class AnswerWork(ABC):
 
     def _answer(self, scope: WorkerScope) -> None:
         began_at = time.perf_counter()
-        growing = self.begin(scope)
+        with self._trace.lookup() as found:
+            growing = self.begin(scope)
+            layout = growing.plan.layout
+            found["chunks"], found["prompt_tokens"] = len(layout.chunks), layout.num_tokens
         scope.attach(growing)
         plan_ms = (time.perf_counter() - began_at) * 1e3
         name = self.id_prefix + growing.id.partition("_")[2]
@@ -149,12 +157,16 @@ class AnswerWork(ABC):
                 else:
                     scope.emit(TextPiece(event.text, index, event.logprobs))
             answers = growing.answers()
+            self._trace.answered(answers)
             body = self.body(name, answers)
             done(
                 finish_reasons=[a.finish_reason for a in answers],
                 usage=body["usage"],
                 chunkcache=_without_text(body["chunkcache"]),
             )
+            if self._shows_prompt:
+                tokenizer = growing.runtime.model.tokenizer
+                body["chunkcache"]["prompt"] = prompt_body(answers[0].report.use, tokenizer)
         scope.emit(Completed(body, answers[0].report.timings))
 
     def _name_field(self, error: ChunkCacheError) -> None:

@@ -3,10 +3,11 @@
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib.metadata import version
-from typing import Final
+from typing import Any, Final
 
 from anyio import to_thread
 from fastapi import Depends, FastAPI
+from opentelemetry.trace import NoOpTracerProvider, TracerProvider
 
 from chunkcache.runtime import Runtime
 from chunkcache_api.auth.access import Gatekeeper, check_access
@@ -17,19 +18,28 @@ from chunkcache_api.metrics import metrics_registry
 from chunkcache_api.request_id import RequestId
 from chunkcache_api.retrieval import RetrieverFactory
 from chunkcache_api.routes import (
+    cache,
     chat,
     documents,
     health,
     metrics,
     models,
+    page,
     pins,
     query,
     requests,
     search,
 )
+from chunkcache_api.schemas.errors import ErrorBody
 from chunkcache_api.service import RuntimeFactory, ServiceState
 
 DEFAULT_MAX_BODY_BYTES: Final = 16 << 20
+ERRORS: Final[dict[int | str, dict[str, Any]]] = {
+    "4XX": {"model": ErrorBody, "description": "Refused; `code` says why."},
+    503: {"model": ErrorBody, "description": "Not ready, stopping, or the store is unusable."},
+    507: {"model": ErrorBody, "description": "No room: of the store, a quota, or pins."},
+}
+"""What any route may answer beside what it is for."""
 
 
 def create_app(
@@ -40,6 +50,7 @@ def create_app(
     metrics_are_open: bool = False,
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES,
     on_load_failure: Callable[[BaseException], None] = lambda error: None,
+    tracer_provider: TracerProvider | None = None,
 ) -> FastAPI:
     """Build the application.
 
@@ -55,8 +66,11 @@ def create_app(
         max_body_bytes: Largest request body; for queries 2 MiB and for conversations 4 MiB, where
             that is less.
         on_load_failure: Told why loading failed; the application goes on answering 503.
+        tracer_provider: Takes spans of the requests and their stages; None makes none.
     """
-    state = ServiceState(runtime, retriever_factory, on_load_failure)
+    spans = tracer_provider or NoOpTracerProvider()
+    tracer = spans.get_tracer("chunkcache", version("chunkcache"))
+    state = ServiceState(runtime, retriever_factory, on_load_failure, tracer)
     gatekeeper = Gatekeeper(keys or KeyRing(None), metrics_are_open=metrics_are_open)
 
     @asynccontextmanager
@@ -78,6 +92,15 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,
         dependencies=[Depends(check_access)],
+        responses=ERRORS,
+        # The framework's records of failures would hold what exceptions say, and so maybe text.
+        telemetry={
+            "tracing": True,
+            "tracer_provider": spans,
+            "operation_spans": False,
+            "metrics": False,
+            "logs": False,
+        },
     )
     app.state.gatekeeper = gatekeeper
     app.state.service = state
@@ -94,6 +117,9 @@ def create_app(
         },
     )
     app.add_middleware(RequestId)
-    for routes in (query, chat, search, documents, pins, models, requests, health, metrics):
+    for routes in (
+        *(query, chat, search, documents, pins, cache, models, requests, health, metrics),
+        page,
+    ):
         app.include_router(routes.router)
     return app

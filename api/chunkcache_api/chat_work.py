@@ -42,7 +42,7 @@ class ChatWork(AnswerWork):
     }
 
     def __init__(self, service: Service, request: ChatRequest) -> None:
-        super().__init__(service, request.model)
+        super().__init__(service, request.model, shows_prompt=request.chunkcache.show_prompt)
         self._request = request
         self._turns = chat_turns(request.messages, request.documents or ())
         self._runtime = service.cache.runtime

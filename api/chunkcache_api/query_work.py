@@ -32,7 +32,7 @@ class QueryWork(AnswerWork):
     renamed_params = {name: f"chunkcache.{name}" for name in ReuseOptions.model_fields}  # noqa: RUF012
 
     def __init__(self, service: Service, request: QueryRequest) -> None:
-        super().__init__(service, request.model)
+        super().__init__(service, request.model, shows_prompt=request.chunkcache.show_prompt)
         if request.top_k is not None and service.retriever is None:
             raise UnsupportedParameterError(
                 "this server has no retriever; name the documents in document_ids", param="top_k"

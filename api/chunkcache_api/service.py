@@ -13,6 +13,7 @@ from typing import Final, Literal
 
 import structlog
 from anyio import CapacityLimiter
+from opentelemetry.trace import NoOpTracer, Tracer
 
 from chunkcache.chunk_cache import DEFAULT_TENANT, ChunkCache
 from chunkcache.errors import (
@@ -60,6 +61,7 @@ class Service:
         prefill_threads: Threads for storing documents, which waits for the model.
         claims: Bounds on the questions in flight of those on whose behalf a request comes.
         loaded_at: Unix seconds.
+        tracer: Makes the spans of requests.
     """
 
     cache: ChunkCache
@@ -78,6 +80,7 @@ class Service:
     )
     claims: tuple[Claim, ...] = ()
     loaded_at: float = field(default_factory=time.time)
+    tracer: Tracer = field(default_factory=NoOpTracer)
 
     @property
     def system_fingerprint(self) -> str:
@@ -85,7 +88,9 @@ class Service:
         return system_fingerprint(self.cache.runtime)
 
     @classmethod
-    def over(cls, runtime: Runtime, retriever_factory: RetrieverFactory | None) -> "Service":
+    def over(
+        cls, runtime: Runtime, retriever_factory: RetrieverFactory | None, tracer: Tracer
+    ) -> "Service":
         """A service over an open runtime.
 
         A question occupies one request of the engine at a time, so as many workers as the engine
@@ -99,6 +104,7 @@ class Service:
             model_name=served_model_name(settings.model),
             requests=RequestLog(settings.request_log_size),
             workers=WorkerPool(settings.max_queued_requests + settings.decode_tile_rows),
+            tracer=tracer,
         )
 
     def of_tenant(self, tenant: str, retriever_factory: RetrieverFactory | None) -> "Service":
@@ -140,6 +146,7 @@ class ServiceState:
         source: An open runtime, which stays its owner's; or what opens one, which is closed here.
         retriever_factory: Builds the retriever.
         on_load_failure: Told why opening failed, on the loading thread.
+        tracer: Makes the spans of requests.
     """
 
     def __init__(
@@ -147,10 +154,12 @@ class ServiceState:
         source: Runtime | RuntimeFactory,
         retriever_factory: RetrieverFactory | None,
         on_load_failure: Callable[[BaseException], None],
+        tracer: Tracer,
     ) -> None:
         self._source = source
         self._retriever_factory = retriever_factory
         self._on_load_failure = on_load_failure
+        self._tracer = tracer
         self._lock = threading.Lock()
         self._tenants_lock = threading.Lock()
         self._state: State = "loading"
@@ -170,7 +179,7 @@ class ServiceState:
             self._fail(error)
             return
         try:
-            service = Service.over(runtime, self._retriever_factory)
+            service = Service.over(runtime, self._retriever_factory, self._tracer)
         except BaseException as error:  # as above
             self._close_runtime(runtime)
             self._fail(error)

@@ -346,6 +346,7 @@ class Fusion:
             nominal_ratio=plan.policy.nominal_ratio,
             charged_ratio=self._cost.charged_ratio(layout.num_context_tokens),
             account=reuse.account,
+            use=reuse.use,
             documents=reuse.documents,
             warnings=tuple(self._warnings),
             timings=Timings(

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from chunkcache.accounting import PromptTokenAccount
 from chunkcache.fusion.layout import Layout, Segment
+from chunkcache.fusion.prompt_use import COMPUTED, EXACT, FUSED, RECOMPUTED, PromptUse
 from chunkcache.results import ChunkSource, DocumentReport
 from chunkcache.store.lease import Lease, Source
 
@@ -39,11 +40,13 @@ class Reuse:
 
     Attributes:
         account: Every prompt token, by where it came from.
+        use: The same token by token.
         documents: The same per document.
         num_inexact: Reused tokens that a full prefill would have given other values.
     """
 
     account: PromptTokenAccount
+    use: PromptUse
     documents: tuple[DocumentReport, ...]
     num_inexact: int
 
@@ -74,7 +77,11 @@ def count_reuse(
         recomputed: Positions of placed chunk tokens whose rows ran again.
     """
     by_source: Counter = Counter()
-    exact = fused = rerun = written = num_inexact = 0
+    written = num_inexact = 0
+    uses = bytearray([COMPUTED]) * layout.num_tokens
+    ran_again = bytearray(layout.num_tokens)
+    for position in recomputed:
+        ran_again[position] = 1
     reports: dict[str, DocumentReport] = {}
     placed = iter(layout.chunks)
     for chunk in loaded:
@@ -82,20 +89,20 @@ def count_reuse(
         num_tokens = num_rerun = 0
         if chunk.source != "skipped":
             segment = next(placed)
+            start, end = segment.start, segment.end
             num_tokens = len(segment.token_ids)
-            num_rerun = sum(p in recomputed for p in range(segment.start, segment.end))
+            num_rerun = ran_again.count(1, start, end)
             num_kept = num_tokens - num_rerun
             if chunk.source == "computed":
                 written += num_tokens if chunk.is_stored else 0
                 num_inexact += num_kept if chunk.has_entry and not chunk.is_exact else 0
             elif chunk.source == "not_loaded":
-                rerun += num_tokens
+                uses[start:end] = bytes([RECOMPUTED]) * num_tokens
                 num_rerun = num_tokens
             else:
-                rerun += num_rerun
+                kept = EXACT if chunk.is_exact else FUSED
+                uses[start:end] = (RECOMPUTED if again else kept for again in ran_again[start:end])
                 by_source[chunk.source] += num_kept
-                exact += num_kept if chunk.is_exact else 0
-                fused += 0 if chunk.is_exact else num_kept
                 num_inexact += 0 if chunk.is_exact else num_kept
         name = chunk.segment.chunk.document_id
         before = reports.get(name)
@@ -114,14 +121,15 @@ def count_reuse(
         reports[name] = report
     if opening is not None and opening != "computed":
         by_source[opening] += layout.opening_end
-        exact += layout.opening_end
+        uses[: layout.opening_end] = bytes([EXACT]) * layout.opening_end
+    use = PromptUse(layout, bytes(uses))
     account = PromptTokenAccount(
         prompt_tokens=layout.num_tokens,
-        exact_prefix_tokens=exact,
-        fused_tokens=fused,
-        recomputed_tokens=rerun,
-        computed_tokens=layout.num_tokens - exact - fused - rerun,
+        exact_prefix_tokens=use.count(EXACT),
+        fused_tokens=use.count(FUSED),
+        recomputed_tokens=use.count(RECOMPUTED),
+        computed_tokens=use.count(COMPUTED),
         cached_tokens_by_source=dict(by_source),
         cache_write_tokens=written,
     )
-    return Reuse(account, tuple(reports.values()), num_inexact)
+    return Reuse(account, use, tuple(reports.values()), num_inexact)

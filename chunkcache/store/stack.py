@@ -106,7 +106,13 @@ class TierStack:
 
     def holds(self, key: ChunkKey) -> bool:
         """Whether any tier has an entry; reads none of it."""
-        return self._host.contains(key) or self.contains(key)
+        return self.tier_of(key) is not None
+
+    def tier_of(self, key: ChunkKey) -> Source | None:
+        """The quickest tier that has an entry, if one does; reads none of it."""
+        if self._host.contains(key):
+            return "host"
+        return "disk" if self.contains(key) else None
 
     def drop(self, keys: Iterable[ChunkKey]) -> int:
         """Remove entries from every tier, and keep computations under way from being kept.

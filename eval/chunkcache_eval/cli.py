@@ -11,6 +11,7 @@ from chunkcache_api.cli.app import main as run_app
 from chunkcache_eval.models.cli import register as register_models
 from chunkcache_eval.quality.cli import register as register_quality
 from chunkcache_eval.retrieval_cli import register as register_retrieval
+from chunkcache_eval.service.cli import register as register_service
 from chunkcache_eval.store.cli import register as register_store
 from chunkcache_eval.trace.cli import register as register_trace
 
@@ -23,6 +24,7 @@ register_store(eval_app)
 register_models(eval_app)
 register_trace(eval_app)
 register_retrieval(eval_app)
+register_service(eval_app)
 
 
 @eval_app.callback()

@@ -87,7 +87,7 @@ def test_every_route_states_its_scope(runtime: Runtime) -> None:
 
 def test_only_these_routes_are_open() -> None:
     is_open = {path for (_, path), scopes in ROUTE_SCOPES.items() if scopes == ANYBODY}
-    assert is_open == {"/livez", "/readyz", "/version", "/openapi.json"}
+    assert is_open == {"/", "/web/{name}", "/livez", "/readyz", "/version", "/openapi.json"}
 
 
 def test_each_route_wants_its_scope(guarded: httpx.Client, keys: Keys) -> None:

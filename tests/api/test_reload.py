@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
+from opentelemetry.trace import NoOpTracer
 
 from chunkcache.runtime import Runtime
 from chunkcache.testing import write_tiny_adapter, write_tiny_model
@@ -69,7 +70,7 @@ def test_an_answer_names_the_model_that_gave_it(
         {"model": "served", "messages": [{"role": "user", "content": "Who?"}], "max_tokens": 1}
     )
     with make_runtime(model=str(model)) as runtime:
-        service = Service.over(runtime, None)
+        service = Service.over(runtime, None, NoOpTracer())
         work = ChatWork(service, request)
         write_tiny_model(model, seed=7, max_position_embeddings=2048)
         assert runtime.reload(lambda line: None).changed

@@ -21,6 +21,8 @@ ADMINS: Final[frozenset[Scope]] = frozenset({"admin"})
 
 METRICS: Final = ("GET", "/metrics")
 ROUTE_SCOPES: Final[Mapping[tuple[str, str], frozenset[Scope]]] = {
+    ("GET", "/"): ANYBODY,
+    ("GET", "/web/{name}"): ANYBODY,
     ("GET", "/livez"): ANYBODY,
     ("GET", "/readyz"): ANYBODY,
     ("GET", "/version"): ANYBODY,
@@ -32,6 +34,7 @@ ROUTE_SCOPES: Final[Mapping[tuple[str, str], frozenset[Scope]]] = {
     ("GET", "/v1/requests/{id}"): ASKERS,
     ("GET", "/v1/models"): ANY_KEY,
     ("POST", "/v1/models/reload"): ADMINS,
+    ("GET", "/v1/cache/stats"): ADMINS,
     ("POST", "/v1/cache/pins"): ADMINS,
     ("DELETE", "/v1/cache/pins"): ADMINS,
     ("GET", "/v1/documents"): READERS,

@@ -7,7 +7,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -214,6 +214,7 @@ def _run(
 
     from chunkcache.runtime import Runtime
     from chunkcache_api.app import create_app
+    from chunkcache_api.span_export import exported_spans
 
     log_to_stderr()
     failures: list[BaseException] = []
@@ -243,19 +244,21 @@ def _run(
     if has_retriever and (reason := why_no_retriever()):
         say(f"top_k is refused: {reason}")
         has_retriever = False
-    app = create_app(
-        open_runtime,
-        retriever_factory=open_retriever if has_retriever else None,
-        keys=keys,
-        metrics_are_open=settings.metrics_access == "open",
-        on_load_failure=give_up,
-    )
-    config = uvicorn.Config(
-        app, log_config=_log_config(), ws="none", timeout_graceful_shutdown=DRAIN_SECONDS
-    )
-    server = uvicorn.Server(config)
-    with _signals_end_quietly() as seen, _hangups_reload(app.state.service):
-        server.run(sockets=[listener])
+    with exported_spans() if settings.tracing else nullcontext() as tracer_provider:
+        app = create_app(
+            open_runtime,
+            retriever_factory=open_retriever if has_retriever else None,
+            keys=keys,
+            metrics_are_open=settings.metrics_access == "open",
+            on_load_failure=give_up,
+            tracer_provider=tracer_provider,
+        )
+        config = uvicorn.Config(
+            app, log_config=_log_config(), ws="none", timeout_graceful_shutdown=DRAIN_SECONDS
+        )
+        server = uvicorn.Server(config)
+        with _signals_end_quietly() as seen, _hangups_reload(app.state.service):
+            server.run(sockets=[listener])
     if failures:
         raise failures[0]
     if signal.SIGINT in seen:

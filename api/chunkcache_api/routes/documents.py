@@ -20,12 +20,21 @@ from chunkcache.errors import (
     DocumentNotFoundError,
     InvalidValueError,
 )
+from chunkcache.residency import document_tiers
 from chunkcache_api.json_body import body_schema, json_response, read_body
 from chunkcache_api.routes.current import CurrentService
 from chunkcache_api.routes.threads import on_thread
 from chunkcache_api.schemas.documents import ListDocumentsParams, PutDocumentRequest
 
 _COLLECTION: Final = b"/v1/documents/"
+_SAME_ID: Final = {"parameters": {"id": "$request.path.id"}}
+_STORED: Final[dict[str, Any]] = {
+    "links": {
+        "get": {"operationId": "get_document"} | _SAME_ID,
+        "delete": {"operationId": "delete_document"} | _SAME_ID,
+    }
+}
+"""What may be done next with what was stored."""
 
 
 class _OpaqueConvertor(Convertor[str]):
@@ -71,7 +80,14 @@ async def document_id(
 DocumentId = Annotated[str, Depends(document_id)]
 
 
-@router.put("/{id:opaque}", openapi_extra=body_schema(PutDocumentRequest))
+@router.put(
+    "/{id:opaque}",
+    openapi_extra=body_schema(PutDocumentRequest),
+    responses={
+        200: {"description": "It was there already, or there was another text before."} | _STORED,
+        201: {"description": "It is new."} | _STORED,
+    },
+)
 async def put_document(
     request: Request, identifier: DocumentId, service: CurrentService
 ) -> Response:
@@ -83,13 +99,13 @@ async def put_document(
     return await on_thread(service.prefill_threads, partial(_put, service.cache, identifier, body))
 
 
-@router.get("/{id:opaque}")
+@router.get("/{id:opaque}", operation_id="get_document")
 async def get_document(identifier: DocumentId, service: CurrentService) -> Response:
     """A document with its text and where it was cut."""
     return await on_thread(service.quick_threads, partial(_get, service.cache, identifier))
 
 
-@router.delete("/{id:opaque}")
+@router.delete("/{id:opaque}", operation_id="delete_document")
 async def delete_document(identifier: DocumentId, service: CurrentService) -> Response:
     """Remove a document from every tier, and every entry prepared behind one of its chunks."""
     return await on_thread(service.quick_threads, partial(_delete, service.cache, identifier))
@@ -137,10 +153,16 @@ def _list(cache: ChunkCache, params: ListDocumentsParams) -> Response:
     found = cache.list(after=params.after, limit=params.limit + 1)
     page = found[: params.limit]
     has_more = len(found) > len(page)
+    data = [_info_body(info) for info in page]
+    if params.include == "tiers":
+        ids = [info.document_id for info in page]
+        tiers = document_tiers(cache.runtime, cache.catalog, ids)
+        # One that was deleted a moment ago is nowhere.
+        data = [body | {"tiers": tiers.get(body["id"], {})} for body in data]
     return json_response(
         {
             "object": "list",
-            "data": [_info_body(info) for info in page],
+            "data": data,
             "has_more": has_more,
             "next_after": page[-1].document_id if has_more else None,
         }

@@ -1,7 +1,7 @@
 """The bodies and parameters of ``/v1/documents``."""
 
 import math
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -52,3 +52,5 @@ class ListDocumentsParams(BaseModel):
     """Begin behind this id."""
     limit: Annotated[int, Field(ge=1, le=MAX_PAGE)] = 100
     """At most so many."""
+    include: Literal["tiers"] | None = None
+    """``tiers``: also say how many chunks of each document are in which tier."""

@@ -46,6 +46,8 @@ class ReuseOptions(BaseModel):
     """Also run the full prefill, and report how close the answer is."""
     dry_run: bool = False
     """Return what would run, without running the model."""
+    show_prompt: bool = False
+    """Also return the prompt that was run, piece by piece, with what became of each."""
 
     def policy_options(self) -> PolicyOptions:
         """The policy's parameters, as the library takes them."""

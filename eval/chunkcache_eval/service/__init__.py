@@ -1,0 +1,1 @@
+"""The service under load: fused beside full prefills, over HTTP on this machine alone."""
