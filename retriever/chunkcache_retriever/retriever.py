@@ -1,12 +1,12 @@
 """From a question to the chunks that may hold its answer."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from chunkcache.catalog import Catalog
 from chunkcache.catalog_values import DocumentInfo
-from chunkcache.documents import Document, canonical_text
+from chunkcache.documents import Document, Metadata, canonical_text
 from chunkcache.errors import EmptyDocumentError, InvalidValueError
 from chunkcache.identity import ChunkId
 from chunkcache.planning import DocumentRef
@@ -51,6 +51,7 @@ class ChunkHit:
         text: The passage: ``[start, end)`` of the document's text.
         start: First character.
         end: One past the last character.
+        metadata: The document's.
         also_in: Other places of the same passage: document id and chunk index.
     """
 
@@ -61,6 +62,7 @@ class ChunkHit:
     text: str
     start: int
     end: int
+    metadata: Metadata = field(default_factory=dict)
     also_in: tuple[Location, ...] = ()
 
 
@@ -223,6 +225,7 @@ def _hit(
         text=document.chunk_text(chunk),
         start=chunk.start,
         end=chunk.end,
+        metadata=document.metadata,
         also_in=tuple(places[1:]),
     )
 
