@@ -22,6 +22,7 @@ from chunkcache_retriever.adapters.client import (
     ChatOptions,
     ChatReply,
     ContextPart,
+    ModelInfo,
     Turn,
 )
 from chunkcache_retriever.adapters.passages import Place, context_of
@@ -153,7 +154,7 @@ def test_a_server_that_is_not_there_says_so() -> None:
 
 
 def test_codes_that_have_no_error_here_are_told(remote: RemoteClient) -> None:
-    remote._model_name = "another"
+    remote._model = ModelInfo("another", 1)
     with pytest.raises(RemoteServerError, match="model_not_found") as told:
         remote.chat([Turn("Q")], OPTIONS)
     assert told.value.remote_code == "model_not_found"

@@ -5,7 +5,7 @@ Plain values, so that an adapter over a server loads neither models nor indexes.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from chunkcache.documents import Metadata
 from chunkcache.errors import InvalidValueError
@@ -86,6 +86,19 @@ class ChatOptions:
 
 
 @dataclass(frozen=True)
+class ModelInfo:
+    """The model that answers.
+
+    Attributes:
+        name: Its name.
+        max_positions: Tokens that a prompt and its answer may have.
+    """
+
+    name: str
+    max_positions: int
+
+
+@dataclass(frozen=True)
 class ChatReply:
     """A finished answer.
 
@@ -146,6 +159,7 @@ class StoredDocument:
     chunks: tuple[tuple[int, int], ...]
 
 
+@runtime_checkable
 class CacheClient(Protocol):
     """One tenant's documents. Safe to use from several threads.
 
@@ -153,8 +167,8 @@ class CacheClient(Protocol):
     API gives, whatever is behind it.
     """
 
-    def model_name(self) -> str:
-        """The name of the model that answers."""
+    def model(self) -> ModelInfo:
+        """What answers."""
         ...
 
     def chat(self, turns: Sequence[Turn], options: ChatOptions) -> ChatReply:

@@ -11,6 +11,7 @@ from chunkcache_retriever.adapters.client import (
     ChatOptions,
     ChatReply,
     ContextPart,
+    ModelInfo,
     Passage,
     StoredDocument,
     TextFormat,
@@ -40,9 +41,10 @@ class LocalClient:
         self._retriever = retriever
         self._lock = threading.Lock()
 
-    def model_name(self) -> str:
+    def model(self) -> ModelInfo:
         """See :class:`~chunkcache_retriever.adapters.client.CacheClient`."""
-        return self._cache.runtime.model.runner.name
+        runner = self._cache.runtime.model.runner
+        return ModelInfo(runner.name, runner.spec.max_positions)
 
     def chat(self, turns: Sequence[Turn], options: ChatOptions) -> ChatReply:
         """See :class:`~chunkcache_retriever.adapters.client.CacheClient`."""

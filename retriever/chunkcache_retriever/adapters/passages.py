@@ -4,11 +4,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from chunkcache.errors import InvalidValueError
 from chunkcache_retriever.adapters.client import ContextPart, Passage
 
 PLACE_KEY: Final = "chunkcache"
 """Metadata field of a retrieved passage: ``{"document_id", "chunk_index", "start", "end", "score"}``.
 It is what makes an answer hit by id, whatever happened to the passage's text on the way."""
+
+CONTEXT_KEY: Final = "chunkcache_context"
+"""Field of a message's metadata: what stands in front of it, as :func:`context_fields` writes it."""
 
 
 @dataclass(frozen=True)
@@ -58,3 +62,48 @@ def context_of(found: Iterable[Place | ContextPart]) -> tuple[ContextPart, ...]:
         held.add(item.chunk_index)
         parts[item.document_id] = ContextPart(item.document_id, tuple(sorted(held)))
     return tuple(parts.values())
+
+
+def context_fields(context: Iterable[ContextPart]) -> list[dict[str, Any]]:
+    """What stands in front of a message, as plain values that any framework serialises."""
+    fields = []
+    for part in context:
+        given: dict[str, Any] = {"document_id": part.document_id}
+        if part.chunk_indexes is not None:
+            given["chunk_indexes"] = list(part.chunk_indexes)
+        if part.text is not None:
+            given["text"] = part.text
+        fields.append(given)
+    return fields
+
+
+def read_context(fields: Any, param: str = "messages") -> tuple[ContextPart, ...]:
+    """What :func:`context_fields` wrote.
+
+    Raises:
+        InvalidValueError: It is something else.
+    """
+    try:
+        return tuple(
+            ContextPart(
+                str(given["document_id"]),
+                whole_numbers(given.get("chunk_indexes")),
+                given.get("text"),
+            )
+            for given in fields
+        )
+    except (TypeError, KeyError, AttributeError) as error:
+        raise InvalidValueError(f"{CONTEXT_KEY} is not a list of documents", param=param) from error
+
+
+def whole_numbers(values: Any) -> tuple[int, ...] | None:
+    """Indexes of chunks; None stays None.
+
+    Raises:
+        TypeError: They are no list of whole numbers.
+    """
+    if values is None:
+        return None
+    if not isinstance(values, list | tuple) or not all(type(v) is int for v in values):
+        raise TypeError("indexes of chunks are whole numbers")
+    return tuple(values)

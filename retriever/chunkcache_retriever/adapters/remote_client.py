@@ -22,6 +22,7 @@ from chunkcache_retriever.adapters.client import (
     ChatOptions,
     ChatReply,
     ContextPart,
+    ModelInfo,
     Passage,
     StoredDocument,
     TextFormat,
@@ -52,7 +53,7 @@ class RemoteClient:
         self, base_url: str, api_key: str | None = None, *, timeout_seconds: float = 600.0
     ) -> None:
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
-        self._model_name: str | None = None
+        self._model: ModelInfo | None = None
         key = api_key or os.environ.get(API_KEY_VARIABLE)
         self._http = httpx.Client(
             base_url=self.base_url,
@@ -71,21 +72,22 @@ class RemoteClient:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def model_name(self) -> str:
-        """The served model's name; asked for once, as a server serves one model."""
-        if self._model_name is None:
-            self._model_name = str(self._json("GET", "/v1/models")["data"][0]["id"])
-        return self._model_name
+    def model(self) -> ModelInfo:
+        """See :class:`~chunkcache_retriever.adapters.client.CacheClient`; asked for once."""
+        if self._model is None:
+            served = self._json("GET", "/v1/models")["data"][0]
+            self._model = ModelInfo(served["id"], served["max_positions"])
+        return self._model
 
     def chat(self, turns: Sequence[Turn], options: ChatOptions) -> ChatReply:
         """See :class:`~chunkcache_retriever.adapters.client.CacheClient`."""
-        body = self._json("POST", _CHAT_PATH, _chat_body(turns, options, self.model_name()))
+        body = self._json("POST", _CHAT_PATH, _chat_body(turns, options, self.model().name))
         choice = body["choices"][0]
         return _reply(body, choice["message"]["content"], choice["finish_reason"])
 
     def stream(self, turns: Sequence[Turn], options: ChatOptions) -> Iterator[str | ChatReply]:
         """See :class:`~chunkcache_retriever.adapters.client.CacheClient`."""
-        body = _chat_body(turns, options, self.model_name()) | {
+        body = _chat_body(turns, options, self.model().name) | {
             "stream": True,
             "stream_options": {"include_usage": True},
         }

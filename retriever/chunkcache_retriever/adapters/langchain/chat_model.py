@@ -60,7 +60,7 @@ class ChatChunkCache(BaseChatModel):
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         params = LangSmithParams(
-            ls_provider="chunkcache", ls_model_name=self.client.model_name(), ls_model_type="chat"
+            ls_provider="chunkcache", ls_model_name=self.client.model().name, ls_model_type="chat"
         )
         temperature = kwargs.get("temperature", self.temperature)
         max_tokens = kwargs.get("max_tokens", self.max_tokens)

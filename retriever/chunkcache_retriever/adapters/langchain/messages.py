@@ -13,9 +13,13 @@ from langchain_core.messages.ai import UsageMetadata
 
 from chunkcache.errors import InvalidValueError, UnsupportedParameterError
 from chunkcache_retriever.adapters.client import ContextPart, Turn
-from chunkcache_retriever.adapters.passages import Place, context_of, place_of
-
-_MERGED = "\n\n"
+from chunkcache_retriever.adapters.conversation import Said, read_conversation
+from chunkcache_retriever.adapters.passages import (
+    Place,
+    context_of,
+    place_of,
+    whole_numbers,
+)
 
 
 def documents_message(question: str, documents: Iterable[Document | str]) -> HumanMessage:
@@ -39,30 +43,7 @@ def read_messages(messages: Sequence[BaseMessage]) -> tuple[str | None, list[Tur
         UnsupportedParameterError: A message is of another kind than system, human and AI, or holds
             anything but texts and files with an id.
     """
-    system = [_text(m) for m in messages if isinstance(m, SystemMessage)]
-    turns: list[Turn] = []
-    for message in messages:
-        if isinstance(message, SystemMessage):
-            continue
-        if isinstance(message, HumanMessage):
-            text, context = _human(message)
-            if turns and turns[-1].reply is None:
-                last = turns.pop()
-                text, context = _MERGED.join((last.text, text)), (*last.context, *context)
-            turns.append(Turn(text, context))
-        elif isinstance(message, AIMessage):
-            if not turns:
-                raise InvalidValueError("the conversation begins with an answer", param="messages")
-            last = turns.pop()
-            said = [last.reply] if last.reply is not None else []
-            turns.append(Turn(last.text, last.context, _MERGED.join([*said, _text(message)])))
-        else:
-            raise UnsupportedParameterError(
-                f"messages of the type {message.type!r} are not supported", param="messages"
-            )
-    if not turns or turns[-1].reply is not None:
-        raise InvalidValueError("the last message is not a user's", param="messages")
-    return (_MERGED.join(system) if system else None), turns
+    return read_conversation(_said(m) for m in messages)
 
 
 def usage_metadata(usage: Mapping[str, Any]) -> UsageMetadata:
@@ -94,6 +75,18 @@ def _block(part: ContextPart) -> dict[str, Any]:
     return block
 
 
+def _said(message: BaseMessage) -> Said:
+    if isinstance(message, HumanMessage):
+        text, context = _human(message)
+        return Said("user", text, context)
+    if isinstance(message, SystemMessage | AIMessage):
+        is_system = isinstance(message, SystemMessage)
+        return Said("system" if is_system else "assistant", str(message.text))
+    raise UnsupportedParameterError(
+        f"messages of the type {message.type!r} are not supported", param="messages"
+    )
+
+
 def _human(message: HumanMessage) -> tuple[str, tuple[ContextPart, ...]]:
     """A message's last text, and what stands before it."""
     if isinstance(message.content, str):
@@ -118,10 +111,7 @@ def _part(block: Mapping[str, Any], index: int) -> ContextPart:
         )
     extras = block.get("extras")
     indexes = extras.get("chunk_indexes") if isinstance(extras, Mapping) else None
-    if indexes is not None and not all(isinstance(i, int) for i in indexes):
-        raise InvalidValueError("chunk_indexes are whole numbers", param="messages")
-    return ContextPart(file_id, None if indexes is None else tuple(indexes))
-
-
-def _text(message: BaseMessage) -> str:
-    return str(message.text)
+    try:
+        return ContextPart(file_id, whole_numbers(indexes))
+    except TypeError as error:
+        raise InvalidValueError(str(error), param="messages") from error
