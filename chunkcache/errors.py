@@ -16,6 +16,7 @@ The tree (code, HTTP status)::
     ├── QueueFullError              queue_full               429
     ├── RequestCancelledError       request_cancelled        499
     ├── EngineFailedError           internal_error           500
+    ├── MissingExtraError           missing_extra            501
     ├── DrainingError               draining                 503
     ├── StoreError                  store_error              503
     │   ├── StoreFormatError        store_format             503
@@ -138,6 +139,13 @@ class RequestCancelledError(ChunkCacheError):
 
 class EngineFailedError(ChunkCacheError):
     """A request failed inside the engine by a fault of ours."""
+
+
+class MissingExtraError(ChunkCacheError):
+    """What is asked needs a package that is not installed; the message names the extra."""
+
+    code = "missing_extra"
+    status = 501
 
 
 class DrainingError(ChunkCacheError):

@@ -116,6 +116,10 @@ class Settings(BaseSettings):
     """Who may read ``/metrics`` where there are API keys: those of scope ``admin``, or everybody."""
     tenant_max_bytes: int | None = Field(default=None, ge=0)
     """Bytes that the documents of one tenant may take, keys and values included; None is no limit."""
+    mcp_access: Literal["query", "ingest", "all"] = "all"
+    """Which tools ``chunkcache mcp`` offers: those that read, the one that writes, or all."""
+    mcp_tenant: str = Field(default="default", min_length=1)
+    """Whose documents ``chunkcache mcp`` offers, of a store that it opens itself."""
     verify_rate: float = Field(default=0.0, ge=0.0, le=1.0)
     """Share of the fused answers that are verified against the full prefill when nobody waits."""
 
