@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -130,10 +130,8 @@ async def test_a_call_that_is_left_ends_its_request(
 
 
 @pytest.fixture
-def command_env(
-    model_dir: Callable[..., Path], cache_dir: Path, tmp_path: Path
-) -> Iterator[dict[str, str]]:
-    yield {
+def command_env(model_dir: Callable[..., Path], cache_dir: Path, tmp_path: Path) -> dict[str, str]:
+    return {
         **{k: v for k, v in os.environ.items() if not k.startswith("CHUNKCACHE_")},
         "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
         "CHUNKCACHE_MODEL": str(model_dir()),
