@@ -186,8 +186,11 @@ def watch_folders(folders: Sequence[Path], stop: StopRequest) -> Iterator[Change
 
 
 def joined(first: "PrecacheSummary", second: "PrecacheSummary") -> "PrecacheSummary":
-    """What two runs did, one behind the other. An item that failed in the first and is not among the
-    failures of the second stays reported; see :func:`without_recovered`."""
+    """What two runs did, one behind the other.
+
+    An item that failed in the first and is not among the failures of the second stays reported; see
+    :func:`without_recovered`.
+    """
     assert set(_COUNTS) < {f.name for f in fields(first)}
     sums = {name: getattr(first, name) + getattr(second, name) for name in _COUNTS}
     again = {failure.item for failure in second.failures}
