@@ -78,6 +78,11 @@ class Retriever:
         embedder: Embeds chunks and questions.
         ranking: What passages are ranked by: both meaning and words, or one of them.
         on_embedded: Told during a long change of the index how far it is.
+        index_factory: Which FAISS index holds the vectors (docs/retrieval.md); None chooses by their
+            number.
+
+    Raises:
+        InvalidValueError: There is no such ranking, or no such index.
     """
 
     def __init__(
@@ -86,10 +91,12 @@ class Retriever:
         embedder: Embedder,
         ranking: RankingKind = "hybrid",
         on_embedded: OnEmbedded = lambda num_done, num_chunks: None,
+        *,
+        index_factory: str | None = None,
     ) -> None:
         self._catalog = cache.catalog
         words = None if ranking == "dense" else WordIndex()
-        self._index = CatalogIndex(cache.catalog, embedder, on_embedded, words)
+        self._index = CatalogIndex(cache.catalog, embedder, on_embedded, words, index_factory)
         self._ranker = ChunkRanker(embedder, self._index.index, words, ranking)
 
     def sync(self) -> SyncReport:
