@@ -252,11 +252,11 @@ class GateFailedError(ModelError):
 
 
 def error_of_code(code: str) -> type[ChunkCacheError] | None:
-    """The error that a stable code names; None for a code that is none of these."""
+    """The error of this module that a stable code names; None for any other code."""
     pending = [ChunkCacheError]
     while pending:
         kind = pending.pop()
         pending.extend(kind.__subclasses__())
-        if kind is not ChunkCacheError and kind.code == code:
+        if kind is not ChunkCacheError and kind.__module__ == __name__ and kind.code == code:
             return kind
     return None

@@ -16,6 +16,7 @@ from chunkcache.errors import (
     ServerUnreachableError,
     error_of_code,
 )
+from chunkcache.loose_text import TextRef
 from chunkcache.planning import AskOptions, ChatTurn, DocumentRef
 from chunkcache_retriever.adapters.client import (
     CacheClient,
@@ -72,6 +73,13 @@ def test_the_answer_is_the_core_calls(stocked: CacheClient, cache: ChunkCache) -
     assert {d["source"] for d in reply.reuse["documents"]} <= {"host", "disk", "device"}
 
 
+def test_a_message_may_stand_as_it_is(stocked: CacheClient, cache: ChunkCache) -> None:
+    turns = [Turn(QUESTION, (ContextPart("tower"),))]
+    reply = stocked.chat(turns, replace(OPTIONS, as_question=False))
+    core = cache.chat([ChatTurn(QUESTION, ("tower",))], AskOptions(max_tokens=6)).answer()
+    assert (reply.text, reply.usage["prompt_tokens"]) == (core.text, core.usage["prompt_tokens"])
+
+
 def test_a_stream_is_the_answer_in_pieces(stocked: CacheClient) -> None:
     turns = [Turn(QUESTION, (ContextPart("tower"), ContextPart("bridge", (0,))))]
     *pieces, last = stocked.stream(turns, replace(OPTIONS, max_tokens=12))
@@ -101,8 +109,6 @@ def test_a_conversation_with_texts_and_a_system_prompt(
         Turn(QUESTION, (ContextPart("tower"), ContextPart("x", text="A horse is not a cow."))),
     ]
     reply = stocked.chat(turns, replace(OPTIONS, system="Be brief."))
-    from chunkcache.loose_text import TextRef
-
     core = cache.chat(
         [
             ChatTurn("Hello", (TextRef("note", "The gate is blue."),), "Good day."),

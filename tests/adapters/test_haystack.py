@@ -158,7 +158,7 @@ def group(operator: str, *conditions: dict[str, Any]) -> dict[str, Any]:
         (group("AND", condition(">=", 2), condition("<", 3)), {2}),
         (group("OR", condition("==", 1), condition(">", 2)), {1, 3}),
         (group("NOT", condition("==", 1)), {2, 3}),
-        (group("NOT", condition("!=", 1), condition("in", [1, 2])), {2, 3}),
+        (group("NOT", condition("!=", 1), condition("in", [1, 2])), {1, 3}),
         (group("NOT", group("OR", condition("==", 1), condition("==", 2))), {3}),
         (group("NOT", group("NOT", condition(">", 1))), {2, 3}),
         (condition("==", 3, "n"), {3}),

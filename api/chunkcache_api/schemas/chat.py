@@ -168,6 +168,13 @@ class ResponseFormat(BaseModel):
         return {"type": "object"} if self.type == "json_object" else None
 
 
+class ChatReuseOptions(ReuseOptions):
+    """What is particular to this service."""
+
+    as_question: bool = False
+    """Put the messages as ``/v1/query`` puts its question: asked to be answered in a sentence."""
+
+
 class ChatRequest(BaseModel):
     """A conversation that is to go on."""
 
@@ -212,7 +219,7 @@ class ChatRequest(BaseModel):
     """Shown in the account of the request."""
     metadata: Annotated[dict[Label, Label], Field(max_length=16)] | None = None
     """Shown in the account of the request."""
-    chunkcache: ReuseOptions = ReuseOptions()
+    chunkcache: ChatReuseOptions = ChatReuseOptions()
     """What is particular to this service."""
 
     @model_validator(mode="after")

@@ -5,7 +5,7 @@ Plain values, so that an adapter over a server loads neither models nor indexes.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Final, Literal, Protocol, runtime_checkable
 
 from chunkcache.documents import Metadata
 from chunkcache.errors import InvalidValueError
@@ -71,6 +71,8 @@ class ChatOptions:
         recompute_ratio: Share of the chunk tokens that run again.
         on_miss: What to do about a chunk that is not cached.
         verify: Also run the full prefill, and say how close the answer is.
+        as_question: Put a single message with documents as ``ChunkCache.answer`` puts its question:
+            asked to be answered in one short sentence. Without, it stands as it is.
     """
 
     system: str | None = None
@@ -83,6 +85,17 @@ class ChatOptions:
     recompute_ratio: float | None = None
     on_miss: OnMiss = "prefill"
     verify: bool = False
+    as_question: bool = True
+
+    def puts_question(self, turns: Sequence[Turn]) -> bool:
+        """Whether a conversation is put as a question."""
+        return self.as_question and len(turns) == 1 and bool(turns[0].context)
+
+
+CALL_OPTIONS: Final = tuple(
+    name for name in ChatOptions.__dataclass_fields__ if name not in ("system", "stop", "verify")
+)
+"""What adapters take with a call as well; a framework says the others in its own words."""
 
 
 @dataclass(frozen=True)

@@ -48,12 +48,12 @@ class LocalClient:
 
     def chat(self, turns: Sequence[Turn], options: ChatOptions) -> ChatReply:
         """See :class:`~chunkcache_retriever.adapters.client.CacheClient`."""
-        growing = self._cache.chat([_turn(t) for t in turns], self._options(options))
+        growing = self._cache.chat([_turn(t) for t in turns], self._options(turns, options))
         return _reply(growing.answer())
 
     def stream(self, turns: Sequence[Turn], options: ChatOptions) -> Iterator[str | ChatReply]:
         """See :class:`~chunkcache_retriever.adapters.client.CacheClient`."""
-        with self._cache.chat([_turn(t) for t in turns], self._options(options)) as growing:
+        with self._cache.chat([_turn(t) for t in turns], self._options(turns, options)) as growing:
             yield from growing
             yield _reply(growing.answer())
 
@@ -113,7 +113,7 @@ class LocalClient:
                 self._retriever = Retriever(self._cache, MiniLmEmbedder())
             return self._retriever
 
-    def _options(self, options: ChatOptions) -> "AskOptions":
+    def _options(self, turns: Sequence[Turn], options: ChatOptions) -> "AskOptions":
         from chunkcache.engine.sampling import SamplingParams
         from chunkcache.fusion.policies.registry import PolicyOptions
         from chunkcache.planning import AskOptions
@@ -121,6 +121,7 @@ class LocalClient:
         given = asdict(options)
         sampling = {name: given.pop(name) for name in ("temperature", "top_p", "seed")}
         ratio = given.pop("recompute_ratio")
+        given["as_question"] = options.puts_question(turns)
         if options.max_tokens is None:
             given["max_tokens"] = self._cache.runtime.settings.max_answer_tokens
         return AskOptions(

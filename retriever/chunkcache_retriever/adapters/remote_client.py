@@ -206,6 +206,7 @@ def _chat_body(turns: Sequence[Turn], options: ChatOptions, model: str) -> dict[
         "recompute_ratio": options.recompute_ratio,
         "on_miss": options.on_miss,
         "verify": options.verify,
+        "as_question": options.puts_question(turns),
     }
     body = {
         "model": model,

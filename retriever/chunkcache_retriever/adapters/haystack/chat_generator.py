@@ -8,7 +8,13 @@ from haystack.dataclasses import ChatMessage, ChatRole, StreamingChunk
 from haystack.dataclasses.streaming_chunk import SyncStreamingCallbackT
 
 from chunkcache.errors import InvalidValueError, UnsupportedParameterError
-from chunkcache_retriever.adapters.client import CacheClient, ChatOptions, ChatReply, ContextPart
+from chunkcache_retriever.adapters.client import (
+    CALL_OPTIONS,
+    CacheClient,
+    ChatOptions,
+    ChatReply,
+    ContextPart,
+)
 from chunkcache_retriever.adapters.conversation import Said, read_conversation
 from chunkcache_retriever.adapters.haystack.serialisation import client_from_dict, client_to_dict
 from chunkcache_retriever.adapters.passages import (
@@ -20,7 +26,7 @@ from chunkcache_retriever.adapters.passages import (
     read_context,
 )
 
-_CALL_OPTIONS = frozenset(ChatOptions.__dataclass_fields__) - {"system", "verify"}
+_GENERATION_OPTIONS = frozenset((*CALL_OPTIONS, "stop"))
 
 
 def documents_message(question: str, documents: Iterable[Document | str]) -> ChatMessage:
@@ -44,7 +50,7 @@ class ChunkCacheChatGenerator:
     Args:
         client: The cache that is asked.
         generation_kwargs: ``max_tokens``, ``temperature``, ``top_p``, ``seed``, ``stop``, ``policy``,
-            ``recompute_ratio``, ``on_miss``.
+            ``recompute_ratio``, ``on_miss``, ``as_question``.
         streaming_callback: Called with each piece of an answer.
     """
 
@@ -119,7 +125,7 @@ class ChunkCacheChatGenerator:
 
     def _options(self, system: str | None, given: dict[str, Any]) -> ChatOptions:
         wanted = {**self.generation_kwargs, **given}
-        if unknown := sorted(wanted.keys() - _CALL_OPTIONS):
+        if unknown := sorted(wanted.keys() - _GENERATION_OPTIONS):
             raise UnsupportedParameterError(f"{unknown[0]} is not implemented", param=unknown[0])
         if "stop" in wanted:
             wanted["stop"] = tuple(wanted["stop"])

@@ -10,10 +10,14 @@ from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResu
 from pydantic import ConfigDict
 
 from chunkcache.errors import UnsupportedParameterError
-from chunkcache_retriever.adapters.client import CacheClient, ChatOptions, ChatReply, OnMiss
+from chunkcache_retriever.adapters.client import (
+    CALL_OPTIONS,
+    CacheClient,
+    ChatOptions,
+    ChatReply,
+    OnMiss,
+)
 from chunkcache_retriever.adapters.langchain.messages import read_messages, usage_metadata
-
-_CALL_OPTIONS = ("max_tokens", "temperature", "top_p", "seed", "policy", "recompute_ratio")
 
 
 class ChatChunkCache(BaseChatModel):
@@ -36,6 +40,7 @@ class ChatChunkCache(BaseChatModel):
         policy: Recompute policy.
         recompute_ratio: Share of the chunk tokens that run again.
         on_miss: What to do about a chunk that is not cached.
+        as_question: Put a single message with documents as ``ChunkCache.answer`` puts its question.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -49,6 +54,7 @@ class ChatChunkCache(BaseChatModel):
     policy: str | None = None
     recompute_ratio: float | None = None
     on_miss: OnMiss = "prefill"
+    as_question: bool = True
 
     @property
     def _llm_type(self) -> str:
@@ -56,7 +62,7 @@ class ChatChunkCache(BaseChatModel):
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in (*_CALL_OPTIONS, "stop", "on_miss")}
+        return {name: getattr(self, name) for name in (*CALL_OPTIONS, "stop")}
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         params = LangSmithParams(
@@ -116,11 +122,11 @@ class ChatChunkCache(BaseChatModel):
     def _options(
         self, system: str | None, stop: list[str] | None, given: dict[str, Any]
     ) -> ChatOptions:
-        if unknown := sorted(given.keys() - set(_CALL_OPTIONS)):
+        if unknown := sorted(given.keys() - set(CALL_OPTIONS)):
             raise UnsupportedParameterError(f"{unknown[0]} is not implemented", param=unknown[0])
-        own = {name: given.get(name, getattr(self, name)) for name in _CALL_OPTIONS}
+        own = {name: given.get(name, getattr(self, name)) for name in CALL_OPTIONS}
         stops = tuple(stop if stop is not None else self.stop or ())
-        return ChatOptions(system=system, stop=stops, on_miss=self.on_miss, **own)
+        return ChatOptions(system=system, stop=stops, **own)
 
 
 def _metadata(reply: ChatReply) -> dict[str, Any]:

@@ -20,12 +20,16 @@ from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_ca
 from llama_index.core.llms.custom import CustomLLM
 
 from chunkcache.errors import UnsupportedParameterError
-from chunkcache_retriever.adapters.client import CacheClient, ChatOptions, ChatReply, OnMiss
+from chunkcache_retriever.adapters.client import (
+    CALL_OPTIONS,
+    CacheClient,
+    ChatOptions,
+    ChatReply,
+    OnMiss,
+)
 from chunkcache_retriever.adapters.llama_index.nodes import read_messages
 
 PartT = TypeVar("PartT")
-
-_CALL_OPTIONS = ("max_tokens", "temperature", "top_p", "seed", "policy", "recompute_ratio")
 
 
 class ChunkCacheLLM(CustomLLM):
@@ -48,6 +52,9 @@ class ChunkCacheLLM(CustomLLM):
         default=None, description="Share of the chunk tokens that run again."
     )
     on_miss: OnMiss = Field(default="prefill", description="What to do about a missing chunk.")
+    as_question: bool = Field(
+        default=True, description="Put a single message with documents as a question is put."
+    )
 
     @classmethod
     def class_name(cls) -> str:
@@ -139,10 +146,10 @@ class ChunkCacheLLM(CustomLLM):
 
     def _options(self, system: str | None, given: dict[str, Any]) -> ChatOptions:
         stops = tuple(given.pop("stop", None) or ())
-        if unknown := sorted(given.keys() - set(_CALL_OPTIONS)):
+        if unknown := sorted(given.keys() - set(CALL_OPTIONS)):
             raise UnsupportedParameterError(f"{unknown[0]} is not implemented", param=unknown[0])
-        own = {name: given.get(name, getattr(self, name)) for name in _CALL_OPTIONS}
-        return ChatOptions(system=system, stop=stops, on_miss=self.on_miss, **own)
+        own = {name: given.get(name, getattr(self, name)) for name in CALL_OPTIONS}
+        return ChatOptions(system=system, stop=stops, **own)
 
 
 async def _on_threads(parts: Generator[PartT, None, None]) -> AsyncGenerator[PartT, None]:
