@@ -141,6 +141,14 @@ def test_errors_are_the_same_errors(
     assert plain.value.code == streamed.value.code == kind.code
 
 
+@pytest.mark.parametrize("value", [{1, 2}, float("nan"), b"x"])
+def test_metadata_that_are_no_json_are_refused(client: CacheClient, value: object) -> None:
+    with pytest.raises(InvalidValueError, match="JSON"):
+        client.put("a", "A lamp.", {"value": value})  # type: ignore[dict-item]
+    with pytest.raises(InvalidValueError, match="Unicode"):
+        client.put("a", "A \ud800 lamp.")
+
+
 def test_empty_documents_are_refused(client: CacheClient) -> None:
     with pytest.raises(EmptyDocumentError):
         client.put("nothing", " \n\u200b")

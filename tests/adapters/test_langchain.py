@@ -101,8 +101,7 @@ def test_a_pipeline_answers_as_the_core_call(
     assert message.text == core.text
     told = message.response_metadata
     assert [d["id"] for d in told["chunkcache"]["documents"]] == [r.document_id for r in refs]
-    assert told["token_usage"]["prompt_tokens_details"] == core.usage["prompt_tokens_details"]
-    cached = core.usage["prompt_tokens_details"]["cached_tokens"]
+    cached = told["token_usage"]["prompt_tokens_details"]["cached_tokens"]
     assert message.usage_metadata["input_token_details"]["cache_read"] == cached > 0
     assert message.usage_metadata["input_tokens"] == core.usage["prompt_tokens"]
 
@@ -154,7 +153,8 @@ def test_the_indexing_api_writes_and_cleans(client: CacheClient) -> None:
 def test_messages_carry_documents_by_id() -> None:
     held = {"chunkcache": {"document_id": "a", "chunk_index": 2}}
     message = documents_message(
-        "Q", [Document(page_content="x", metadata=held), "b", Document(page_content="loose")]
+        "Q",
+        [Document(page_content="a passage", metadata=held), "b", Document(page_content="loose")],
     )
     system, turns = read_messages(
         [SystemMessage("S"), HumanMessage("1"), HumanMessage("2"), AIMessage("A"), message]
@@ -167,7 +167,7 @@ def test_messages_carry_documents_by_id() -> None:
         ContextPart("b"),
         ContextPart("text-2", text="loose"),
     )
-    assert "x" not in str(message.content)
+    assert "passage" not in str(message.content)
     openai_form = HumanMessage(
         [{"type": "file", "file": {"file_id": "b"}}, {"type": "text", "text": "Q"}]
     )

@@ -240,7 +240,7 @@ def _run(
         failures.append(error)
         server.should_exit = True
 
-    if has_retriever and (reason := why_no_retriever()):
+    if has_retriever and (reason := why_no_retriever(settings)):
         say(f"top_k is refused: {reason}")
         has_retriever = False
     app = create_app(

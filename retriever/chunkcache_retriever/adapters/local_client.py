@@ -33,7 +33,7 @@ class LocalClient:
 
     Args:
         cache: Whose documents; its owner closes it.
-        retriever: Searches them. None makes one with the demo embedder for the first search.
+        retriever: Searches them. None makes one for the first search, as the settings say.
     """
 
     def __init__(self, cache: "ChunkCache", retriever: "Retriever | None" = None) -> None:
@@ -63,7 +63,7 @@ class LocalClient:
         """See :class:`~chunkcache_retriever.adapters.client.CacheClient`.
 
         Raises:
-            ModelFilesError: The demo embedder is needed, and not installed.
+            ModelFilesError: The embedder cannot be loaded.
         """
         wanted = None if filters is None else parse_filter(filters)
         return [
@@ -107,10 +107,10 @@ class LocalClient:
     def _searcher(self) -> "Retriever":
         with self._lock:
             if self._retriever is None:
-                from chunkcache_retriever.minilm import MiniLmEmbedder
-                from chunkcache_retriever.retriever import Retriever
+                from chunkcache_retriever.opening import RetrieverParts
 
-                self._retriever = Retriever(self._cache, MiniLmEmbedder())
+                parts = RetrieverParts(self._cache.runtime.settings)
+                self._retriever = parts.retriever(self._cache)
             return self._retriever
 
     def _options(self, turns: Sequence[Turn], options: ChatOptions) -> "AskOptions":

@@ -92,7 +92,7 @@ class RemoteClient:
             "stream_options": {"include_usage": True},
         }
         text, finish_reason = "", None
-        with self._reaching(), self._http.stream("POST", _CHAT_PATH, json=body) as response:
+        with self._reaching(), self._http.stream("POST", _CHAT_PATH, **_content(body)) as response:
             if response.is_error:
                 response.read()
                 raise _error(response.status_code, response.text)
@@ -161,7 +161,7 @@ class RemoteClient:
 
     def _json(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         with self._reaching():
-            response = self._http.request(method, path, json=body)
+            response = self._http.request(method, path, **_content(body))
         if response.is_error:
             raise _error(response.status_code, response.text)
         try:
@@ -179,6 +179,21 @@ class RemoteClient:
             raise ServerUnreachableError(
                 f"{self.base_url} cannot be reached: {type(error).__name__}: {error}"
             ) from error
+
+
+def _content(body: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A body as the HTTP library takes it; escapes keep what is not valid Unicode for the server.
+
+    Raises:
+        InvalidValueError: It holds what JSON has no form for.
+    """
+    if body is None:
+        return {}
+    try:
+        content = json.dumps(body, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidValueError(f"the request is not JSON: {error}") from error
+    return {"content": content, "headers": {"content-type": "application/json"}}
 
 
 def _document_path(document_id: str) -> str:

@@ -65,9 +65,8 @@ class ChatChunkCache(BaseChatModel):
         return {name: getattr(self, name) for name in (*CALL_OPTIONS, "stop")}
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
-        params = LangSmithParams(
-            ls_provider="chunkcache", ls_model_name=self.client.model().name, ls_model_type="chat"
-        )
+        name = kwargs.get("model") or self.client.model().name
+        params = LangSmithParams(ls_provider="chunkcache", ls_model_name=name, ls_model_type="chat")
         temperature = kwargs.get("temperature", self.temperature)
         max_tokens = kwargs.get("max_tokens", self.max_tokens)
         params["ls_temperature"] = temperature
