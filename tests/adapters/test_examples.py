@@ -37,6 +37,8 @@ def test_the_example_runs(
         "CACHE_DIR": cache_dir,
         "STORE_MAX_BYTES": 1 << 30,
         "POOL_TOKENS": 4096,
+        "PREPARATION": "alone",
+        "CHUNK_TOKENS": 24,
     }
     for key, value in settings.items():
         monkeypatch.setenv(f"CHUNKCACHE_{key}", str(value))

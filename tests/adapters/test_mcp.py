@@ -138,6 +138,8 @@ def command_env(model_dir: Callable[..., Path], cache_dir: Path, tmp_path: Path)
         "CHUNKCACHE_CACHE_DIR": str(cache_dir),
         "CHUNKCACHE_STORE": str(tmp_path / "store"),
         "CHUNKCACHE_STORE_MAX_BYTES": str(1 << 30),
+        "CHUNKCACHE_PREPARATION": "alone",
+        "CHUNKCACHE_CHUNK_TOKENS": "24",
     }
 
 

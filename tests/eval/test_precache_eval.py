@@ -64,6 +64,7 @@ def test_the_command(
     monkeypatch.setenv("CHUNKCACHE_MODEL", str(model_dir()))
     monkeypatch.setenv("CHUNKCACHE_CACHE_DIR", str(cache_dir))
     monkeypatch.setenv("CHUNKCACHE_STORE_MAX_BYTES", str(1 << 30))
+    monkeypatch.setenv("CHUNKCACHE_PREPARATION", "alone")
     for folder, edition in (("current", 2), ("previous", 1)):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "a.txt").write_text(document(1, edition).text)
