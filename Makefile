@@ -34,6 +34,7 @@ test-slow: $(STAMP) ## Run the slow checks too.
 	$(BIN)/python -m pytest -m "not gpu" $(ARGS)
 
 test-adapters: $(ADAPTERS_STAMP) ## Run the frameworks' own tests on the adapters, and check their types.
+	$(BIN)/pyright -p pyright-adapters.json
 	$(ADAPTERS)/bin/python -m pytest -p no:benchmark -p no:socket tests/adapters $(ARGS)
 
 $(ADAPTERS_STAMP): $(STAMP) constraints-adapters.txt

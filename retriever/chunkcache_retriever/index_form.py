@@ -71,7 +71,7 @@ class IndexForm:
             ids: ``[n]``.
             dim: Numbers per vector.
         """
-        inner = faiss.index_factory(dim, self.factory, faiss.METRIC_INNER_PRODUCT)
+        inner: Any = faiss.index_factory(dim, self.factory, faiss.METRIC_INNER_PRODUCT)
         if self.num_cells:
             inner.train(rows)
             inner.make_direct_map()  # to give vectors back by their numbers

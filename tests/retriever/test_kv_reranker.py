@@ -34,9 +34,10 @@ def plain_score(cache: ChunkCache, chunk: tuple[int, ...]) -> float:
 
 
 @pytest.fixture
-def filled(open_cache, passages: dict[str, str]):
+def filled(open_cache, model_dir, passages: dict[str, str]):
     def fill(**settings) -> ChunkCache:
-        cache = open_cache(**settings)
+        model = model_dir(max_position_embeddings=2048)  # the preamble is long
+        cache = open_cache(model=model, **settings)
         for name, text in passages.items():
             cache.put(name, text)
         return cache

@@ -58,7 +58,7 @@ def test_a_service_embeds_as_a_model_does(shelf, texts_of, monkeypatch: pytest.M
     bodies = service.bodies()
     assert {b["model"] for b in bodies} == {"m"}
     assert max(len(b["input"]) for b in bodies) <= 64
-    assert bodies[-1]["input"] == ["Q: blue gate"]
+    assert ["Q: blue gate"] in [b["input"] for b in bodies]
     np.testing.assert_allclose(np.linalg.norm(embedder.embed(["x"]), axis=1), 1.0, atol=1e-6)
 
 

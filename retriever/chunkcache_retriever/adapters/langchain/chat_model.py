@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from langchain_core.callbacks import CallbackManagerForLLMRun
-from langchain_core.language_models.chat_models import BaseChatModel, LangSmithParams
+from langchain_core.language_models.base import LangSmithParams
+from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from pydantic import ConfigDict
@@ -106,14 +107,14 @@ class ChatChunkCache(BaseChatModel):
         for piece in self.client.stream(turns, self._options(system, stop, kwargs)):
             if isinstance(piece, ChatReply):
                 last = AIMessageChunk(
-                    "",
+                    content="",
                     usage_metadata=usage_metadata(piece.usage),
                     response_metadata=_metadata(piece),
                     chunk_position="last",
                 )
                 yield ChatGenerationChunk(message=last)
                 return
-            chunk = ChatGenerationChunk(message=AIMessageChunk(piece))
+            chunk = ChatGenerationChunk(message=AIMessageChunk(content=piece))
             if run_manager is not None:
                 run_manager.on_llm_new_token(piece, chunk=chunk)
             yield chunk

@@ -95,7 +95,7 @@ class ChunkCacheSynthesizer(BaseSynthesizer):
     def _get_prompts(self) -> dict[str, Any]:
         return {}
 
-    def _update_prompts(self, prompts: dict[str, Any]) -> None:
+    def _update_prompts(self, prompts_dict: dict[str, Any]) -> None:
         """There are none: the template is the cache's own."""
 
 
