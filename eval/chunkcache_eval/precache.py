@@ -19,6 +19,7 @@ from chunkcache.planning import PromptPlanner
 from chunkcache.precache import PrecacheProgress
 from chunkcache.results import ItemFailure, PrecacheSummary
 from chunkcache.text_files import TextFile, TextItem, find_text_files
+from chunkcache_retriever.file_readers import file_kinds
 
 OnProgress = Callable[[str], None]
 
@@ -110,7 +111,7 @@ def read_corpus(folders: Sequence[Path]) -> tuple[dict[str, TextItem], tuple[Ite
     """Documents below folders by their ids, and what could not be read."""
     documents: dict[str, TextItem] = {}
     failures: list[ItemFailure] = []
-    for found in find_text_files(folders):
+    for found in find_text_files(folders, file_kinds()):
         item = found.read() if isinstance(found, TextFile) else found
         if isinstance(item, ItemFailure):
             failures.append(item)

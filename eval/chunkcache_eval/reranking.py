@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from chunkcache.chunk_cache import ChunkCache
-from chunkcache.documents import canonical_text
+from chunkcache.documents import Chunk, Document, canonical_text
+from chunkcache.identity import chunk_id
 from chunkcache_eval.datasets.records import Question
 from chunkcache_retriever.rerank.kv_reranker import KvReranker
 from chunkcache_retriever.rerank.reranker import DEFAULT_DEPTH, Candidate
@@ -65,7 +66,7 @@ class MeasuredReranker:
     """Measures the reranker over a cache's model.
 
     Args:
-        cache: Its model scores; the passages are kept in its RAM.
+        cache: Its model scores; the passages become its documents.
         depth: Candidates of a question.
     """
 
@@ -73,6 +74,7 @@ class MeasuredReranker:
         self._cache = cache
         self._reranker = KvReranker(cache)
         self._depth = depth
+        self._stored: set[str] = set()
 
     def measure(
         self,
@@ -122,5 +124,14 @@ class MeasuredReranker:
         )
 
     def _candidate(self, hit: ChunkHit) -> Candidate:
-        token_ids = self._cache.runtime.model.tokenizer.encode_content(canonical_text(hit.text))
-        return Candidate(hit.chunk_id, hit.text, token_ids)
+        """The passage as a chunk of a document of its own, so that its entry is kept."""
+        catalog, tokenizer = self._cache.catalog, self._cache.runtime.model.tokenizer
+        text = canonical_text(hit.text)
+        token_ids = tokenizer.encode_content(text)
+        name = chunk_id(catalog.namespace, tokenizer.digest, token_ids)
+        if hit.document_id not in self._stored:
+            self._stored.add(hit.document_id)
+            chunk = Chunk(name, 0, len(text), token_ids)
+            document = Document(hit.document_id, text, {}, (chunk,), tokenizer.digest, "passage")
+            catalog.put(document, now=0.0)
+        return Candidate(name, text, token_ids)
