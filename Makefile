@@ -3,9 +3,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# The frameworks have many dependencies, which nothing else here should meet.
+ADAPTERS := .venv-adapters
+ADAPTERS_STAMP := $(ADAPTERS)/.installed
 ARGS ?=
 
-.PHONY: help setup demo test test-slow lint format eval-speed eval-quality clean
+.PHONY: help setup demo test test-slow test-adapters lint format eval-speed eval-quality clean
 
 help: ## Show this list.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -30,6 +33,18 @@ test: $(STAMP) ## Run the test suite.
 test-slow: $(STAMP) ## Run the slow checks too.
 	$(BIN)/python -m pytest -m "not gpu" $(ARGS)
 
+test-adapters: $(ADAPTERS_STAMP) ## Run the frameworks' own tests on the adapters, and check their types.
+	$(BIN)/pyright -p pyright-adapters.json
+	$(ADAPTERS)/bin/python -m pytest -p no:benchmark -p no:socket tests/adapters $(ARGS)
+
+$(ADAPTERS_STAMP): $(STAMP) constraints-adapters.txt
+	test -x $(ADAPTERS)/bin/python || $(BIN)/python -m venv $(ADAPTERS)
+	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+		> "$$($(ADAPTERS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
+	$(ADAPTERS)/bin/python -m pip install --quiet --disable-pip-version-check "pip>=25.1"
+	$(ADAPTERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-adapters.txt --group adapters
+	@touch $(ADAPTERS_STAMP)
+
 lint: $(STAMP) ## Check style, types and import layers.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -47,4 +62,4 @@ eval-quality: $(STAMP) ## Measure how close fused answers are to the full prefil
 	$(BIN)/chunkcache eval quality $(ARGS)
 
 clean: ## Remove the virtual environment and caches.
-	rm -rf $(VENV) build .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(ADAPTERS) build .pytest_cache .ruff_cache .hypothesis .import_linter_cache

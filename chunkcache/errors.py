@@ -16,6 +16,7 @@ The tree (code, HTTP status)::
     ├── QueueFullError              queue_full               429
     ├── RequestCancelledError       request_cancelled        499
     ├── EngineFailedError           internal_error           500
+    ├── MissingExtraError           missing_extra            501
     ├── DrainingError               draining                 503
     ├── StoreError                  store_error              503
     │   ├── StoreFormatError        store_format             503
@@ -24,6 +25,8 @@ The tree (code, HTTP status)::
     │   └── StoreFullError          store_full               507
     │       └── QuotaExceededError  quota_exceeded           507
     ├── PinLimitError               pin_limit                507
+    ├── RemoteServerError           remote_error             502
+    ├── ServerUnreachableError      server_unreachable       503
     └── ModelError                  model_error              503
         ├── UnsupportedModelError   unsupported_model        503
         ├── ModelFilesError         model_files              503
@@ -138,6 +141,13 @@ class EngineFailedError(ChunkCacheError):
     """A request failed inside the engine by a fault of ours."""
 
 
+class MissingExtraError(ChunkCacheError):
+    """What is asked needs a package that is not installed; the message names the extra."""
+
+    code = "missing_extra"
+    status = 501
+
+
 class DrainingError(ChunkCacheError):
     """The engine is stopping and takes no further requests."""
 
@@ -191,6 +201,31 @@ class PinLimitError(ChunkCacheError):
     status = 507
 
 
+class RemoteServerError(ChunkCacheError):
+    """A server that was asked answered something that has no error of its own here.
+
+    Args:
+        message: As for every error.
+        remote_code: The code that the server gave, if it gave one.
+    """
+
+    code = "remote_error"
+    status = 502
+
+    def __init__(
+        self, message: str, *, param: str | None = None, remote_code: str | None = None
+    ) -> None:
+        super().__init__(message, param=param)
+        self.remote_code = remote_code
+
+
+class ServerUnreachableError(ChunkCacheError):
+    """A server that was to be asked cannot be reached, or broke off."""
+
+    code = "server_unreachable"
+    status = 503
+
+
 class ModelError(ChunkCacheError):
     """The model cannot be used as asked."""
 
@@ -214,3 +249,14 @@ class GateFailedError(ModelError):
     """The start-up gate found that this model's reuse path does not reproduce its plain forward."""
 
     code = "gate_failed"
+
+
+def error_of_code(code: str) -> type[ChunkCacheError] | None:
+    """The error of this module that a stable code names; None for any other code."""
+    pending = [ChunkCacheError]
+    while pending:
+        kind = pending.pop()
+        pending.extend(kind.__subclasses__())
+        if kind is not ChunkCacheError and kind.__module__ == __name__ and kind.code == code:
+            return kind
+    return None

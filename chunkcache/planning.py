@@ -74,6 +74,8 @@ class AskOptions:
         top_logprobs: How many of the likeliest tokens come with each token; None asks for no log
             probabilities.
         json_schema: Answers are JSON of this schema.
+        as_question: ``chat`` puts the messages as ``stream`` puts its question: asked to be answered
+            in a sentence.
     """
 
     policy: str | None = None
@@ -87,6 +89,7 @@ class AskOptions:
     stop: tuple[str, ...] = ()
     top_logprobs: int | None = None
     json_schema: Mapping[str, Any] | None = None
+    as_question: bool = False
 
     def __post_init__(self) -> None:
         """Check ranges.

@@ -55,7 +55,7 @@ class ServingModel:
         """
         if not turns or [t.reply is None for t in turns] != [False] * (len(turns) - 1) + [True]:
             raise InvalidValueError("every turn but the last has a reply", param="messages")
-        return self.planner.plan(turns, options, "chat")
+        return self.planner.plan(turns, options, "question" if options.as_question else "chat")
 
     def start(self, plan: FusionPlan, options: AskOptions) -> StreamingAnswer:
         """Have a plan of this planner's run.

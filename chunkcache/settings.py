@@ -119,6 +119,28 @@ class Settings(BaseSettings):
     tracing: bool = False
     """Whether requests and their stages are sent as OpenTelemetry spans (extra ``otel``), without any
     text; the ``OTEL_`` environment variables say where to."""
+    embedder: str = "demo"
+    """What searches embed with: ``demo``, a sentence-transformers directory or hub id, or the URL in
+    front of a service's ``/embeddings``."""
+    embedder_model: str | None = None
+    """The embedding model's name, for a service."""
+    embedder_max_tokens: int = Field(default=256, ge=16)
+    """Tokens, estimated from above, that an embedding service reads at once; longer chunks are
+    embedded in windows."""
+    index_factory: str | None = None
+    """Which FAISS index: ``Flat``, ``HNSW<links>`` or ``IVF<cells>,Flat``; None is ``Flat``, and
+    ``IVF1024,Flat`` above a million vectors."""
+    reranker: str | None = None
+    """What scores a search's best passages again: ``model`` is the served model over its kept
+    entries; a cross-encoder's directory or hub id; or the URL in front of a service's ``/rerank``."""
+    reranker_model: str | None = None
+    """The reranking model's name, for a service."""
+    rerank_depth: int = Field(default=20, ge=1, le=1_000)
+    """How many passages are scored again."""
+    mcp_access: Literal["query", "ingest", "all"] = "all"
+    """Which tools ``chunkcache mcp`` offers: those that read, the one that writes, or all."""
+    mcp_tenant: str = Field(default="default", min_length=1)
+    """Whose documents ``chunkcache mcp`` offers, of a store that it opens itself."""
     verify_rate: float = Field(default=0.0, ge=0.0, le=1.0)
     """Share of the fused answers that are verified against the full prefill when nobody waits."""
 

@@ -1,10 +1,12 @@
 """Fixtures shared by all tests: tiny models, a bench for fusions, open caches."""
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports Triton
 
@@ -29,6 +31,10 @@ from chunkcache.pages import PageLease, PagePool
 from chunkcache.store.host import HostTier
 from chunkcache.store.stack import TierStack
 from chunkcache.testing import write_tiny_model
+
+if TYPE_CHECKING:
+    import httpx
+    from fastapi import FastAPI
 
 torch.set_num_threads(1)  # tiny models: a second thread only waits, above all on a busy machine
 
@@ -286,6 +292,33 @@ def open_cache(model_dir: ModelDirs, cache_dir: Path, tmp_path: Path) -> Iterato
     yield make
     for cache in opened:
         cache.close()
+
+
+@pytest.fixture(scope="session")
+def serve() -> "Callable[[FastAPI], AbstractContextManager[httpx.Client]]":
+    """Run an application on a loopback port; gives a client for it."""
+    import httpx
+    import uvicorn
+
+    @contextmanager
+    def run(app: "FastAPI") -> "Iterator[httpx.Client]":
+        config = uvicorn.Config(app, port=0, log_level="error", ws="none", lifespan="on")
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        try:
+            while not server.started:
+                assert thread.is_alive()
+                thread.join(0.01)
+            port = server.servers[0].sockets[0].getsockname()[1]
+            base_url = f"http://127.0.0.1:{port}"
+            with httpx.Client(base_url=base_url, timeout=60, trust_env=False) as client:
+                yield client
+        finally:
+            server.should_exit = True
+            thread.join()
+
+    return run
 
 
 PASSAGES = {

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from chunkcache.errors import InvalidValueError
 from chunkcache.loose_text import TextRef
-from chunkcache.planning import ChatTurn, ContextRef
+from chunkcache.planning import ChatTurn, ContextRef, DocumentRef
 from chunkcache_api.schemas.chat import GivenDocument, Message
 
 
@@ -48,8 +48,12 @@ def chat_turns(messages: Sequence[Message], documents: Sequence[GivenDocument]) 
 
 def _given(document: GivenDocument, index: int) -> ContextRef:
     if document.text is None:
-        return document.id
+        return _stored(document.id, document.chunk_indexes)
     return TextRef(document.id, document.text, f"documents[{index}].text")
+
+
+def _stored(document_id: str, chunk_indexes: Sequence[int] | None) -> DocumentRef:
+    return DocumentRef(document_id, None if chunk_indexes is None else tuple(chunk_indexes))
 
 
 def _parts(message: Message, param: str) -> tuple[str, list[ContextRef]]:
@@ -60,7 +64,7 @@ def _parts(message: Message, param: str) -> tuple[str, list[ContextRef]]:
         at = f"{param}.content[{index}]"
         if part.file is not None:
             assert part.file.file_id is not None
-            context.append(part.file.file_id)
+            context.append(_stored(part.file.file_id, part.file.chunk_indexes))
         elif index != last:
             assert part.text is not None
             context.append(TextRef(at, part.text, f"{at}.text"))

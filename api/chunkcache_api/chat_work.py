@@ -123,5 +123,6 @@ class ChatWork(AnswerWork):
             num_answers=request.n or 1,
             stop=tuple(request.stop or ()),
             top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+            as_question=reuse.as_question,
             json_schema=None if response_format is None else response_format.schema_of_answers(),
         )

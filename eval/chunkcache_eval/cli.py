@@ -9,6 +9,7 @@ import typer
 from chunkcache_api.cli.app import app
 from chunkcache_api.cli.app import main as run_app
 from chunkcache_eval.models.cli import register as register_models
+from chunkcache_eval.precache_cli import register as register_precache
 from chunkcache_eval.quality.cli import register as register_quality
 from chunkcache_eval.retrieval_cli import register as register_retrieval
 from chunkcache_eval.service.cli import register as register_service
@@ -25,6 +26,7 @@ register_models(eval_app)
 register_trace(eval_app)
 register_retrieval(eval_app)
 register_service(eval_app)
+register_precache(eval_app)
 
 
 @eval_app.callback()

@@ -18,11 +18,10 @@ from chunkcache.errors import InvalidValueError
 from chunkcache.identity import TokenizerDigest, chunk_id, tenant_namespace
 from chunkcache.store.environment import StoreEnvironment
 from chunkcache_eval.datasets.records import Passage, Question
+from chunkcache_eval.reranking import TOP_K, MeasuredReranker, RerankFigures, recall_of
 from chunkcache_retriever.embedder import Embedder
 from chunkcache_retriever.ranking import RankingKind
 from chunkcache_retriever.retriever import Retriever
-
-TOP_K = 5
 
 OnProgress = Callable[[str], None]
 
@@ -54,6 +53,7 @@ class RetrievalReport:
         num_passages: Of the corpus.
         index_seconds: Embedding and indexing the corpus.
         search_ms: Per ranking the mean time of a search, the question's embedding included.
+        rerank: What the served model as reranker of the hybrid ranking does, if measured.
     """
 
     recall: Mapping[RankingKind, float]
@@ -62,6 +62,7 @@ class RetrievalReport:
     num_passages: int
     index_seconds: float
     search_ms: Mapping[RankingKind, float]
+    rerank: RerankFigures | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """One JSON object."""
@@ -78,6 +79,7 @@ class RetrievalReport:
             "passages": self.num_passages,
             "index_seconds": round(self.index_seconds, 3),
             "search_ms": {kind: round(value, 3) for kind, value in self.search_ms.items()},
+            **({} if self.rerank is None else self.rerank.to_dict()),
         }
 
 
@@ -86,6 +88,7 @@ def measure_retrieval(
     embedder: Embedder,
     *,
     limit: int | None = None,
+    reranker: MeasuredReranker | None = None,
     progress: OnProgress = lambda line: None,
 ) -> RetrievalReport:
     """Measure every ranking over the same corpus.
@@ -94,6 +97,7 @@ def measure_retrieval(
         sets: The questions.
         embedder: Embeds passages and questions.
         limit: Questions per set, from the first with gold passages; None for all.
+        reranker: Also rerank the hybrid ranking's best passages.
         progress: Told in lines how far it is.
 
     Raises:
@@ -130,6 +134,9 @@ def measure_retrieval(
                 progress(f"{kind}: {len(questions):,} questions of {name}")
             num_searches = sum(map(len, chosen.values()))
             search_ms[kind] = (time.perf_counter() - started) * 1_000 / num_searches
+        rerank = None
+        if reranker is not None:
+            rerank = reranker.measure(Retriever(shelf, embedder), chosen, progress)
     return RetrievalReport(
         recall={k: _mean(v for vs in of.values() for v in vs) for k, of in found.items()},
         by_set={n: {k: _mean(of[n]) for k, of in found.items()} for n in chosen},
@@ -137,6 +144,7 @@ def measure_retrieval(
         num_passages=len(passages),
         index_seconds=index_seconds,
         search_ms=search_ms,
+        rerank=rerank,
     )
 
 
@@ -159,10 +167,7 @@ class _Shelf:
 
 
 def _recall(retriever: Retriever, question: Question) -> float:
-    hits = retriever.search(question.question, TOP_K)
-    found = {name for h in hits for name in (h.document_id, *(d for d, _ in h.also_in))}
-    gold = set(question.gold_passage_ids)
-    return len(gold & found) / len(gold)
+    return recall_of(retriever.search(question.question, TOP_K), question)
 
 
 def _mean(values: Iterable[float]) -> float:

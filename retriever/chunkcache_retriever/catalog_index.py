@@ -77,6 +77,10 @@ class CatalogIndex:
         embedder: Makes the vectors.
         on_embedded: Told during a long change how far it is.
         words: An empty index to keep beside the vectors, if words are searched too.
+        factory: Which FAISS index holds the vectors; None chooses by their number.
+
+    Raises:
+        InvalidValueError: There is no such index.
 
     Attributes:
         index: The vectors.
@@ -89,8 +93,9 @@ class CatalogIndex:
         embedder: Embedder,
         on_embedded: OnEmbedded = lambda num_done, num_chunks: None,
         words: WordIndex | None = None,
+        factory: str | None = None,
     ) -> None:
-        self.index = ChunkIndex(embedder.dim)
+        self.index = ChunkIndex(embedder.dim, factory)
         self.words = words
         self._catalog = catalog
         self._embedder = embedder

@@ -1,4 +1,8 @@
-"""A flat FAISS index of chunks by meaning. Knows vectors and chunk ids, not documents.
+"""A FAISS index of chunks by meaning. Knows vectors and chunk ids, not documents.
+
+It is derived: the vectors themselves are kept in the store, in the transactions of the documents
+that they come from, and nothing of the index is written to disk. So a deleted document's vectors are
+nowhere, and a damaged or foreign index file cannot be loaded.
 
 A change builds a new index beside the old one and then takes its place, so a search always sees
 one whole state without waiting, and an error or a fork in the middle of a change leaves the state
@@ -23,6 +27,11 @@ import numpy.typing as npt
 from chunkcache.errors import InvalidValueError
 from chunkcache.identity import ChunkId
 from chunkcache_retriever.embedder import Vectors
+from chunkcache_retriever.index_form import IndexForm, form_for
+
+MAX_COMPARED = 20_000
+"""Of an inexact form, so many vectors that a filter leaves are compared one by one."""
+_MAX_DEAD_PART = 3
 
 
 @dataclass(frozen=True)
@@ -44,8 +53,14 @@ class _State:
     """One whole state of the index; never changed once it is in place."""
 
     vectors: Any
+    form: IndexForm
     ids: Mapping[ChunkId, tuple[int, ...]]
     owners: Mapping[int, ChunkId]
+
+    @property
+    def num_dead(self) -> int:
+        """Vectors without an owner, which a graph or a cell still holds."""
+        return self.vectors.ntotal - len(self.owners)
 
 
 class ChunkIndex:
@@ -53,11 +68,18 @@ class ChunkIndex:
 
     Args:
         dim: Numbers per vector.
+        factory: Which FAISS index (:mod:`chunkcache_retriever.index_form`); None chooses by size.
+
+    Raises:
+        InvalidValueError: There is no such index.
     """
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim: int, factory: str | None = None) -> None:
         self.dim = dim
-        self._state = _State(faiss.IndexIDMap2(faiss.IndexFlatIP(dim)), {}, {})
+        self._factory = factory
+        form = form_for(0, factory)
+        none = np.zeros((0, dim), np.float32), np.zeros(0, np.int64)
+        self._state = _State(form.build(*none, dim), form, {}, {})
         # FAISS numbers by place, so its numbers move when one is removed; ours are used once.
         self._next_ids = itertools.count()
         # One lock per process: a child's copy of a held one would never be released.
@@ -73,7 +95,12 @@ class ChunkIndex:
     @property
     def num_vectors(self) -> int:
         """Vectors of all chunks."""
-        return self._state.vectors.ntotal
+        return len(self._state.owners)
+
+    @property
+    def form(self) -> IndexForm:
+        """Which FAISS index holds them now."""
+        return self._state.form
 
     def chunk_ids(self) -> frozenset[ChunkId]:
         """Every chunk now."""
@@ -117,17 +144,17 @@ class ChunkIndex:
             vectors: Any = faiss.clone_index(old.vectors)
             ids, owners = dict(old.ids), dict(old.owners)
             gone = [i for c in {*remove, *add} for i in ids.pop(c, ())]
-            if gone:
+            for i in gone:
+                del owners[i]
+            if gone and old.form.is_exact:
                 vectors.remove_ids(np.array(gone, dtype=np.int64))
-                for i in gone:
-                    del owners[i]
             for chunk_id, rows in add.items():
                 if chunk_id not in faults:
                     new = tuple(itertools.islice(self._next_ids, len(rows)))
                     vectors.add_with_ids(_unit(rows), np.array(new, dtype=np.int64))
                     ids[chunk_id] = new
                     owners.update(dict.fromkeys(new, chunk_id))
-            self._state = _State(vectors, ids, owners)
+            self._state = self._settled(_State(vectors, old.form, ids, owners))
         return faults
 
     def search(
@@ -160,6 +187,17 @@ class ChunkIndex:
                 best[chunk_id] = max(score, best.get(chunk_id, -1.0))
         ranked = sorted(best.items(), key=lambda item: (-item[1], item[0]))
         return [ScoredChunk(chunk_id, score) for chunk_id, score in ranked[:k]]
+
+    def _settled(self, state: _State) -> _State:
+        """The state in the form that its size wants, and without too many vectors of nobody."""
+        form = form_for(len(state.owners), self._factory)
+        if form == state.form and state.num_dead * _MAX_DEAD_PART <= len(state.owners):
+            return state
+        live = np.fromiter(state.owners, np.int64, len(state.owners))
+        rows = np.zeros((0, self.dim), np.float32)
+        if len(live):
+            rows = np.stack([state.vectors.reconstruct(int(i)) for i in live])
+        return _State(form.build(rows, live, self.dim), form, state.ids, state.owners)
 
     def _check_shape(self, rows: Vectors) -> None:
         if rows.ndim != 2 or not len(rows) or rows.shape[1] != self.dim:
@@ -202,24 +240,41 @@ def _nearest(
         wanted: Numbers of the only vectors that count; None is all.
     """
     total = state.vectors.ntotal if wanted is None else len(wanted)
-    parameters = None
-    if wanted is not None:
-        # The library adds the parameter when it is imported, which no type checker sees.
-        parameters = cast(Any, faiss.SearchParameters)(sel=faiss.IDSelectorBatch(wanted))
-    num_asked = min(total, k + 1)
+    if wanted is not None and not state.form.is_exact and total <= MAX_COMPARED:
+        return _compared(state, row[0], wanted)
+    # The library adds the parameter when it is imported, which no type checker sees.
+    selector = None if wanted is None else cast(Any, faiss.IDSelectorBatch)(wanted)
+    num_asked = min(total, k + 1 + min(state.num_dead, k))
     while num_asked:
         with _one_thread():
+            parameters = state.form.parameters(num_asked, selector)
             scores, ids = state.vectors.search(row, num_asked, params=parameters)
         best: dict[ChunkId, float] = {}
         for score, i in zip(scores[0].tolist(), ids[0].tolist(), strict=True):
-            best.setdefault(state.owners[i], min(max(score, -1.0), 1.0))
+            if i in state.owners:
+                best.setdefault(state.owners[i], min(max(score, -1.0), 1.0))
         if num_asked == total:
             return best
-        # Vectors come in descending order, so chunks do too.
-        if len(best) >= k and list(best.values())[k - 1] > scores[0, -1]:
+        # Vectors come in descending order, so chunks do too; of an inexact form, ties may be missed.
+        if len(best) >= k and (
+            not state.form.is_exact or list(best.values())[k - 1] > scores[0, -1]
+        ):
             return best
         num_asked = min(total, 2 * num_asked)
     return {}
+
+
+def _compared(
+    state: _State, row: npt.NDArray[np.float32], wanted: npt.NDArray[np.int64]
+) -> dict[ChunkId, float]:
+    """Chunks by their best vector among few, each compared."""
+    best: dict[ChunkId, float] = {}
+    for i in wanted.tolist():
+        # Not BLAS, and its threads.
+        score = float(np.einsum("d,d->", state.vectors.reconstruct(i), row))
+        owner = state.owners[i]
+        best[owner] = max(min(max(score, -1.0), 1.0), best.get(owner, -1.0))
+    return best
 
 
 @contextmanager

@@ -1,12 +1,12 @@
 """From a question to the chunks that may hold its answer."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from chunkcache.catalog import Catalog
 from chunkcache.catalog_values import DocumentInfo
-from chunkcache.documents import Document, canonical_text
+from chunkcache.documents import Document, Metadata, canonical_text
 from chunkcache.errors import EmptyDocumentError, InvalidValueError
 from chunkcache.identity import ChunkId
 from chunkcache.planning import DocumentRef
@@ -21,6 +21,8 @@ from chunkcache_retriever.embedder import Embedder
 from chunkcache_retriever.index import ScoredChunk
 from chunkcache_retriever.metadata_filter import MetadataFilter
 from chunkcache_retriever.ranking import ChunkRanker, RankingKind, SearchedQuery
+from chunkcache_retriever.rerank.apply import reranked
+from chunkcache_retriever.rerank.reranker import DEFAULT_DEPTH, Reranker
 from chunkcache_retriever.word_index import WordIndex
 
 MAX_TOP_K = 1_000
@@ -51,6 +53,7 @@ class ChunkHit:
         text: The passage: ``[start, end)`` of the document's text.
         start: First character.
         end: One past the last character.
+        metadata: The document's.
         also_in: Other places of the same passage: document id and chunk index.
     """
 
@@ -61,6 +64,7 @@ class ChunkHit:
     text: str
     start: int
     end: int
+    metadata: Metadata = field(default_factory=dict)
     also_in: tuple[Location, ...] = ()
 
 
@@ -76,6 +80,13 @@ class Retriever:
         embedder: Embeds chunks and questions.
         ranking: What passages are ranked by: both meaning and words, or one of them.
         on_embedded: Told during a long change of the index how far it is.
+        index_factory: Which FAISS index holds the vectors (docs/retrieval.md); None chooses by their
+            number.
+        reranker: Scores the best passages again, each with the question; None leaves their order.
+        rerank_depth: How many of them.
+
+    Raises:
+        InvalidValueError: There is no such ranking, or no such index.
     """
 
     def __init__(
@@ -84,10 +95,16 @@ class Retriever:
         embedder: Embedder,
         ranking: RankingKind = "hybrid",
         on_embedded: OnEmbedded = lambda num_done, num_chunks: None,
+        *,
+        index_factory: str | None = None,
+        reranker: Reranker | None = None,
+        rerank_depth: int = DEFAULT_DEPTH,
     ) -> None:
         self._catalog = cache.catalog
         words = None if ranking == "dense" else WordIndex()
-        self._index = CatalogIndex(cache.catalog, embedder, on_embedded, words)
+        self._index = CatalogIndex(cache.catalog, embedder, on_embedded, words, index_factory)
+        self._reranker = reranker
+        self._rerank_depth = rerank_depth
         self._ranker = ChunkRanker(embedder, self._index.index, words, ranking)
 
     def sync(self) -> SyncReport:
@@ -119,8 +136,10 @@ class Retriever:
             InvalidValueError: The query holds no text, or ``top_k`` is out of range.
             ModelError: The embedder does not do what it says.
             StoreError: The store cannot be read.
+            ChunkCacheError: The reranker failed.
         """
         _check_top_k(top_k)
+        num_wanted = top_k if self._reranker is None else max(top_k, self._rerank_depth)
         text = _checked_query(query)
         # The fork check: an embedder's locks and threads would hang where the store says why.
         self._catalog.generation()
@@ -128,10 +147,12 @@ class Retriever:
         hits: list[ChunkHit] = []
         for _ in range(_MAX_ATTEMPTS):
             view = self._index.sync()
-            hits, is_current = self._passages(view, searched, top_k, self._wanted(filters))
+            hits, is_current = self._passages(view, searched, num_wanted, self._wanted(filters))
             if is_current:
                 break
-        return hits
+        if self._reranker is not None:
+            hits = reranked(self._catalog, self._reranker, text, hits)
+        return hits[:top_k]
 
     def retrieve(
         self, query: str, top_k: int = 5, filters: MetadataFilter | None = None
@@ -223,6 +244,7 @@ def _hit(
         text=document.chunk_text(chunk),
         start=chunk.start,
         end=chunk.end,
+        metadata=document.metadata,
         also_in=tuple(places[1:]),
     )
 

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from chunkcache.chunk_cache import ChunkCache
-from chunkcache.planning import AskOptions, ChatTurn
+from chunkcache.planning import AskOptions, ChatTurn, DocumentRef
 from chunkcache.runtime import Runtime
 
 PATH = "/v1/chat/completions"
@@ -47,6 +47,33 @@ def refusal(response: httpx.Response) -> tuple[int, str, str | None]:
 
 def sources(body: dict[str, Any]) -> dict[str, str]:
     return {d["id"]: d["source"] for d in body["chunkcache"]["documents"]}
+
+
+def test_chunks_of_a_document_by_their_indexes(client: httpx.Client, runtime: Runtime) -> None:
+    wanted = {"id": "handbook", "chunk_indexes": [0, 2]}
+    part = {"type": "file", "file": {"file_id": "handbook", "chunk_indexes": [0, 2]}}
+    ways = [ask(client, documents=[wanted]), ask(client, messages=user(part, QUESTION))]
+    turn = ChatTurn(QUESTION, (DocumentRef("handbook", (0, 2)),))
+    core = ChunkCache(runtime).chat([turn], AskOptions(max_tokens=4)).answer()
+    for body in ways:
+        assert body["choices"][0]["message"]["content"] == core.text
+        assert body["chunkcache"]["documents"][0]["chunks"] == 2
+        assert body["usage"]["prompt_tokens"] == core.usage["prompt_tokens"]
+    for fields, param in (
+        ({"documents": [wanted | {"text": "x"}]}, "documents[0].chunk_indexes"),
+        ({"documents": [wanted | {"chunk_indexes": [-1]}]}, "documents[0].chunk_indexes[0]"),
+    ):
+        response = client.post(PATH, json=BODY | fields)
+        assert refusal(response) == (400, "invalid_value", param)
+
+
+def test_a_message_may_be_put_as_a_question(client: httpx.Client, runtime: Runtime) -> None:
+    body = ask(client, documents=[{"id": "handbook"}], chunkcache={"as_question": True})
+    core = ChunkCache(runtime).answer(QUESTION, ["handbook"], max_tokens=4)
+    assert body["choices"][0]["message"]["content"] == core.text
+    plain = ask(client, documents=[{"id": "handbook"}])
+    assert body["usage"]["prompt_tokens"] == core.usage["prompt_tokens"]
+    assert body["usage"]["prompt_tokens"] > plain["usage"]["prompt_tokens"]
 
 
 def test_three_ways_to_name_a_document_are_one_prompt(client: httpx.Client) -> None:

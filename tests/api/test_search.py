@@ -46,6 +46,7 @@ def test_passages_with_their_places(client: httpx.Client) -> None:
     assert [h["document_id"] for h in hits] == ["pump", "manual"]
     first = hits[0]
     assert (first["chunk_index"], first["also_in"]) == (0, [])
+    assert first["metadata"] == TEXTS["pump"][1]
     assert first["text"] == TEXTS["pump"][0][first["start"] : first["end"]]
     assert first["score"] > hits[1]["score"] > 0
 

@@ -17,7 +17,18 @@ GROUPS = {
     "keys": ("create", "list", "revoke"),
     "config": ("show",),
 }
-COMMANDS = ("demo", "precache", "ask", "serve", "stats", *GROUPS, "doctor", "plan", "version")
+COMMANDS = (
+    "demo",
+    "precache",
+    "ask",
+    "serve",
+    "mcp",
+    "stats",
+    *GROUPS,
+    "doctor",
+    "plan",
+    "version",
+)
 LEAVES = (
     *(c for c in COMMANDS if c not in GROUPS),
     *(f"{group} {leaf}" for group, leaves in GROUPS.items() for leaf in leaves),

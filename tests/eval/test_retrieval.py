@@ -10,6 +10,7 @@ from chunkcache.errors import InvalidValueError
 from chunkcache_eval import retrieval
 from chunkcache_eval.cli import app
 from chunkcache_eval.datasets.records import Passage, Question, demo_questions, read_questions
+from chunkcache_eval.reranking import MeasuredReranker
 from chunkcache_eval.retrieval import QuestionSet, measure_retrieval
 from chunkcache_retriever.testing import FixedEmbedder
 
@@ -64,3 +65,18 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     assert body["questions"] == 2
     shown = CliRunner().invoke(app, ["eval", "retrieval", "--limit", "3"])
     assert f"recall@{retrieval.TOP_K}" in shown.stdout
+
+
+def test_reranking_is_measured(open_cache, model_dir) -> None:
+    cache = open_cache(model=model_dir(max_position_embeddings=2048))
+    sets = [QuestionSet("one", [question(0, ("p0",)), question(1, ("p1", "p9"), "word1")])]
+    reranker = MeasuredReranker(cache, depth=6)
+    body = measure_retrieval(sets, FixedEmbedder(), reranker=reranker).to_dict()
+    assert 0 <= body["recall5_reranked"] <= body["rerank"]["recall_of_candidates"] <= 1
+    assert body["rerank"]["candidates"] == 6
+    assert body["rerank"]["sets"].keys() == {"one"}
+    assert body["rerank"]["score_ms"] > 0
+    # The second time, every candidate's entry was there.
+    num_rows = cache.runtime.prefill.num_rows
+    measure_retrieval(sets, FixedEmbedder(), reranker=reranker)
+    assert cache.runtime.prefill.num_rows == num_rows

@@ -11,6 +11,7 @@ from chunkcache_api.cli import (
     demo,
     doctor,
     keys,
+    mcp,
     models,
     plan,
     precache,
@@ -45,6 +46,7 @@ app.command("demo", help=demo.HELP)(demo.demo)
 app.command("precache", help=precache.HELP)(precache.precache)
 app.command("ask", help=ask.HELP)(ask.ask)
 app.command("serve", help=serve.HELP)(serve.serve)
+app.command("mcp", help=mcp.HELP)(mcp.mcp)
 app.add_typer(keys.app, name="keys")
 app.command("stats", help=stats.HELP)(stats.stats)
 app.command("plan", help=plan.HELP)(plan.plan)

@@ -31,6 +31,7 @@ from chunkcache_api.cli.options import (
     StoreOption,
 )
 from chunkcache_api.cli.precache_run import run_estimate, run_precache
+from chunkcache_api.cli.precache_watch import CorpusWatch
 from chunkcache_api.cli.render import estimate_table, failure_lines, precache_table
 from chunkcache_api.cli.stopping import StopRequest
 
@@ -50,6 +51,8 @@ HELP = help_text(
     --dry-run reads and cuts everything, and says how large it would be and how long it would take.
     --prune deletes the documents that came from these PATHS and whose files or rows are gone; where
     nothing is found under a path, it deletes nothing of it.
+    --watch goes on behind the first run: what changes below the folders is cached as it changes,
+    until an interrupt or SIGTERM ends it. With --prune, what is removed there is deleted.
     --shard 2/4 takes the second of four parts, for as many machines or runs.
 
     With neighbours(n), all documents are stored first; then every chunk in the store that has no
@@ -59,11 +62,12 @@ HELP = help_text(
     "chunkcache precache handbook.md faq.txt --store team.store",
     "chunkcache precache docs/ --dry-run",
     "chunkcache precache docs/ --prune",
+    "chunkcache precache docs/ --watch --prune",
     "chunkcache precache tickets.csv --id-column number --text-column description",
     "chunkcache precache docs/ --preparation 'neighbours(2)'",
     "chunkcache precache docs/ --json > summary.json",
     notes="Exit codes: 0 all cached; 1 nothing cached; 2 wrong usage; 3 some documents failed; "
-    "130 interrupted. A run that --max-bytes ended has not cached all: 3.",
+    "130 interrupted (not for --watch between two runs). A run that --max-bytes ended has not cached all: 3.",
 )
 
 
@@ -82,6 +86,9 @@ def precache(
     ] = False,
     prune: Annotated[
         bool, typer.Option("--prune", help="Delete documents of these paths whose file is gone.")
+    ] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Go on with what changes below the folders.")
     ] = False,
     shard: Annotated[
         str | None, typer.Option("--shard", metavar="I/N", help="Take one part of N, from 1/N.")
@@ -108,6 +115,8 @@ def precache(
     part = Shard.parse(shard)
     if dry_run and prune:
         raise typer.BadParameter("--prune deletes, and --dry-run changes nothing: give one of them")
+    if watch and (dry_run or max_bytes is not None):
+        raise typer.BadParameter("--watch goes on for ever: give neither --dry-run nor --max-bytes")
     on_abort = json.dumps(error_body("interrupted", "aborted")) + "\n" if as_json else ""
     with (
         reporting_errors(as_json=as_json),
@@ -126,17 +135,23 @@ def precache(
         from chunkcache_retriever.row_readers import RowColumns
 
         kept = None if metadata_column is None else tuple(metadata_column)
-        corpus = find_corpus(paths, part, RowColumns(id_column, text_column, kept))
-        if not corpus.items:
-            say("no files to cache found")
-        if dry_run:
-            _show_estimate(run_estimate(opened.cache, corpus.items, stop), as_json=as_json)
-            raise typer.Exit(ExitCode.INTERRUPTED if stop.is_set() else ExitCode.OK)
-        summary = run_precache(opened.cache, corpus.items, stop, max_bytes)
-        reached_max_bytes = summary.interrupted and not stop.is_set()
-        pruned: list[str] = []
-        if prune and not summary.interrupted:
-            pruned = prune_corpus(opened.cache, corpus)
+        columns = RowColumns(id_column, text_column, kept)
+        if watch:
+            watched = CorpusWatch(opened.cache, paths, part, columns, stop, prunes=prune)
+            summary, pruned = watched.run()
+            reached_max_bytes = False
+        else:
+            corpus = find_corpus(paths, part, columns)
+            if not corpus.items:
+                say("no files to cache found")
+            if dry_run:
+                _show_estimate(run_estimate(opened.cache, corpus.items, stop), as_json=as_json)
+                raise typer.Exit(ExitCode.INTERRUPTED if stop.is_set() else ExitCode.OK)
+            summary = run_precache(opened.cache, corpus.items, stop, max_bytes)
+            reached_max_bytes = summary.interrupted and not stop.is_set()
+            pruned = []
+            if prune and not summary.interrupted:
+                pruned = prune_corpus(opened.cache, corpus)
     if as_json:
         ended = {"pruned": len(pruned), "reached_max_bytes": reached_max_bytes}
         print_json(asdict(summary) | ended)

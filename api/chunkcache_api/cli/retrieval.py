@@ -1,4 +1,4 @@
-"""What the command line searches with: the demo embedder over the store's documents."""
+"""What the command line searches with: the settings' embedder over the store's documents."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -6,28 +6,28 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from chunkcache.chunk_cache import ChunkCache
     from chunkcache.neighbours import NeighbourFinder
-    from chunkcache_retriever.embedder import Embedder
+    from chunkcache.settings import Settings
+    from chunkcache_retriever.opening import RetrieverParts
     from chunkcache_retriever.retriever import Retriever
 
 
 class RetrieverFactory:
-    """Makes retrievers that share one embedder, which is loaded with the first of them."""
+    """Makes retrievers that share their models, which are loaded with the first of them."""
 
     def __init__(self) -> None:
-        self._embedder: Embedder | None = None
+        self._parts: RetrieverParts | None = None
 
     def __call__(self, cache: "ChunkCache") -> "Retriever":
         """A retriever over a cache; the first takes seconds.
 
         Raises:
-            ModelFilesError: The embedder is not installed.
+            ChunkCacheError: The embedder or the reranker cannot be used.
         """
-        from chunkcache_retriever.minilm import MiniLmEmbedder
-        from chunkcache_retriever.retriever import Retriever
+        from chunkcache_retriever.opening import RetrieverParts
 
-        if self._embedder is None:
-            self._embedder = MiniLmEmbedder()
-        return Retriever(cache, self._embedder)
+        if self._parts is None:
+            self._parts = RetrieverParts(cache.runtime.settings)
+        return self._parts.retriever(cache)
 
 
 def make_neighbours(
@@ -44,20 +44,22 @@ def make_neighbours(
     """
     if cache.runtime.preparation.kind != "neighbours":
         return None
-    from chunkcache_retriever.minilm import MiniLmEmbedder
     from chunkcache_retriever.neighbours import EmbeddingNeighbours
+    from chunkcache_retriever.opening import open_embedder
 
     def tell(num_done: int, num_chunks: int) -> None:
         progress(f"embedded {num_done:,} of {num_chunks:,} chunks, to find their neighbours")
 
-    return EmbeddingNeighbours(cache.catalog, MiniLmEmbedder(), tell)
+    return EmbeddingNeighbours(cache.catalog, open_embedder(cache.runtime.settings), tell)
 
 
-def why_no_retriever() -> str | None:
+def why_no_retriever(settings: "Settings") -> str | None:
     """Why :class:`RetrieverFactory` cannot work here, or None. Loads nothing."""
     from chunkcache.errors import ModelFilesError
     from chunkcache_retriever.minilm import minilm_dir
 
+    if settings.embedder != "demo":
+        return None
     try:
         minilm_dir()
     except ModelFilesError as error:

@@ -241,7 +241,7 @@ def _run(
         failures.append(error)
         server.should_exit = True
 
-    if has_retriever and (reason := why_no_retriever()):
+    if has_retriever and (reason := why_no_retriever(settings)):
         say(f"top_k is refused: {reason}")
         has_retriever = False
     with exported_spans() if settings.tracing else nullcontext() as tracer_provider:

@@ -44,5 +44,6 @@ def _hit_body(hit: ChunkHit) -> dict[str, Any]:
         "text": hit.text,
         "start": hit.start,
         "end": hit.end,
+        "metadata": hit.metadata,
         "also_in": [{"document_id": name, "chunk_index": index} for name, index in hit.also_in],
     }

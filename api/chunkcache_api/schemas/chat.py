@@ -54,6 +54,10 @@ def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
+ChunkIndexes = Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=MAX_PARTS)]
+"""Which chunks of a document stand in the prompt, as a search gives them."""
+
+
 class FileRef(BaseModel):
     """A stored document."""
 
@@ -61,6 +65,8 @@ class FileRef(BaseModel):
 
     file_id: GivenDocumentId | None = None
     """Its id."""
+    chunk_indexes: ChunkIndexes | None = None
+    """These chunks alone; all if left out."""
 
 
 class ContentPart(BaseModel):
@@ -107,6 +113,8 @@ class GivenDocument(BaseModel):
     """A stored document; with ``text``, what reports call it."""
     text: PromptText | None = None
     """Its text, if it is not to be looked up: matched by content, and not stored."""
+    chunk_indexes: ChunkIndexes | None = None
+    """Of a stored document these chunks alone; all if left out."""
 
 
 class StreamOptions(BaseModel):
@@ -160,6 +168,13 @@ class ResponseFormat(BaseModel):
         return {"type": "object"} if self.type == "json_object" else None
 
 
+class ChatReuseOptions(ReuseOptions):
+    """What is particular to this service."""
+
+    as_question: bool = False
+    """Put the messages as ``/v1/query`` puts its question: asked to be answered in a sentence."""
+
+
 class ChatRequest(BaseModel):
     """A conversation that is to go on."""
 
@@ -204,7 +219,7 @@ class ChatRequest(BaseModel):
     """Shown in the account of the request."""
     metadata: Annotated[dict[Label, Label], Field(max_length=16)] | None = None
     """Shown in the account of the request."""
-    chunkcache: ReuseOptions = ReuseOptions()
+    chunkcache: ChatReuseOptions = ChatReuseOptions()
     """What is particular to this service."""
 
     @model_validator(mode="after")
@@ -224,6 +239,12 @@ class ChatRequest(BaseModel):
             )
         if self.response_format is not None:
             self.response_format.schema_of_answers()
+        for index, document in enumerate(self.documents or ()):
+            if document.text is not None and document.chunk_indexes is not None:
+                raise InvalidValueError(
+                    "chunk_indexes are of a stored document; it comes without a text",
+                    param=f"documents[{index}].chunk_indexes",
+                )
         for index, message in enumerate(self.messages):
             _check_message(message, f"messages[{index}]")
         return self

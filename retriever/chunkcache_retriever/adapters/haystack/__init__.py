@@ -1,0 +1,1 @@
+"""Haystack: chat generator, document store and retriever. ``pip install 'chunkcache[haystack]'``."""

@@ -1,0 +1,1 @@
+"""Rerankers: score a search's best passages again, each with the question."""
