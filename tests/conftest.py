@@ -1,15 +1,19 @@
 """Fixtures shared by all tests: tiny models, a bench for fusions, open caches."""
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports Triton
 
+import httpx
 import pytest
 import torch
+from fastapi import FastAPI
 
 from chunkcache.chunk_cache import ChunkCache
 from chunkcache.codecs import codec_by_name
@@ -46,6 +50,8 @@ SMALL_SETTINGS: dict[str, Any] = {
 
 ModelDirs = Callable[..., Path]
 OpenCache = Callable[..., ChunkCache]
+Serve = Callable[[FastAPI], AbstractContextManager[httpx.Client]]
+WaitUntil = Callable[[Callable[[], bool]], None]
 
 
 @pytest.fixture(scope="session")
@@ -303,3 +309,45 @@ PASSAGES = {
 def passages() -> dict[str, str]:
     """The short texts."""
     return dict(PASSAGES)
+
+
+@pytest.fixture(scope="session")
+def serve() -> Serve:
+    """Run an application on a loopback port; gives a client for it."""
+
+    import uvicorn
+
+    @contextmanager
+    def run(app: FastAPI) -> Iterator[httpx.Client]:
+        config = uvicorn.Config(app, port=0, log_level="error", ws="none", lifespan="on")
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        try:
+            while not server.started:
+                assert thread.is_alive()
+                thread.join(0.01)
+            port = server.servers[0].sockets[0].getsockname()[1]
+            base_url = f"http://127.0.0.1:{port}"
+            with httpx.Client(base_url=base_url, timeout=60, trust_env=False) as client:
+                yield client
+        finally:
+            server.should_exit = True
+            thread.join()
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def wait_until() -> WaitUntil:
+    """Wait for what another thread brings about; fails after half a minute."""
+
+    def wait(condition: Callable[[], bool]) -> None:
+        pause = threading.Event()
+        for _ in range(3_000):
+            if condition():
+                return
+            pause.wait(0.01)
+        raise AssertionError("it did not come to pass")
+
+    return wait

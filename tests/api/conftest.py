@@ -1,4 +1,4 @@
-"""What the API's tests share: a tiny model, a runtime, and a real server on loopback."""
+"""What the API's tests share: a tiny model, a runtime, and a server over it."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -7,7 +7,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-import uvicorn
 from fastapi import FastAPI
 
 from chunkcache.runtime import Runtime
@@ -47,46 +46,6 @@ def make_runtime(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> M
         return Runtime.open(load_settings(**values | settings))
 
     return make
-
-
-@pytest.fixture(scope="session")
-def serve() -> Serve:
-    """Run an application on a loopback port; gives a client for it."""
-
-    @contextmanager
-    def run(app: FastAPI) -> Iterator[httpx.Client]:
-        config = uvicorn.Config(app, port=0, log_level="error", ws="none", lifespan="on")
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run)
-        thread.start()
-        try:
-            while not server.started:
-                assert thread.is_alive()
-                thread.join(0.01)
-            port = server.servers[0].sockets[0].getsockname()[1]
-            base_url = f"http://127.0.0.1:{port}"
-            with httpx.Client(base_url=base_url, timeout=60, trust_env=False) as client:
-                yield client
-        finally:
-            server.should_exit = True
-            thread.join()
-
-    return run
-
-
-@pytest.fixture(scope="session")
-def wait_until() -> WaitUntil:
-    """Wait for what another thread brings about; fails after half a minute."""
-
-    def wait(condition: Callable[[], bool]) -> None:
-        pause = threading.Event()
-        for _ in range(3_000):
-            if condition():
-                return
-            pause.wait(0.01)
-        raise AssertionError("it did not come to pass")
-
-    return wait
 
 
 @pytest.fixture(scope="session")
