@@ -1,10 +1,8 @@
-"""Case tests of area A, and C08, C12 and C15: what clients do to a server."""
+"""Case tests of area A, and C12 and C15: what clients do to a server."""
 
 import json
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import Any
 
 import httpx
@@ -14,7 +12,7 @@ from typer.testing import CliRunner
 
 from chunkcache.chunk_cache import ChunkCache
 from chunkcache.engine.decode import DecodeTile
-from chunkcache.errors import ChunkCacheError, RequestCancelledError
+from chunkcache.errors import ChunkCacheError
 from chunkcache.planning import AskOptions
 from chunkcache_api.app import create_app
 
@@ -262,42 +260,6 @@ def test_A10_names_name_no_files(
         assert client.get(f"/v1/files/{encoded}/content").text == "Words."
         assert client.delete(f"/v1/files/{encoded}").json()["deleted"]
     assert {p for p in tmp_path.rglob("*") if "store" not in p.parts[-2:]} == before
-
-
-def test_C08_a_cancellation_at_any_moment_frees_once(cache: ChunkCache) -> None:
-    runtime = cache.runtime
-    options = AskOptions(max_tokens=64)
-    blocked, may_go = threading.Event(), threading.Event()
-
-    def block() -> None:
-        blocked.set()
-        may_go.wait()
-
-    task = runtime.engine.call(block)
-    blocked.wait()
-    before_prefill = cache.stream(QUESTION, ["lockers"], options)
-    before_prefill.cancel()
-    may_go.set()
-    task.result()
-    with pytest.raises(RequestCancelledError):
-        before_prefill.answer()
-    in_the_middle = cache.stream(QUESTION, ["lockers"], options)
-    next(iter(in_the_middle))
-    in_the_middle.cancel()
-    in_the_middle.cancel()
-    at_the_end = cache.stream(QUESTION, ["lockers"], AskOptions(max_tokens=1))
-    at_the_end.cancel()
-    with suppress(RequestCancelledError):  # unless the end came first
-        at_the_end.answer()
-    behind = cache.stream(QUESTION, ["lockers"], AskOptions(max_tokens=2))
-    text = behind.answer().text
-    behind.cancel()
-    assert behind.answer().text == text
-    runtime.engine.call(lambda: None).result()
-    assert runtime.engine.num_open_requests == 0
-    assert runtime.pool.num_free_pages == runtime.pool.num_pages
-    assert runtime.stack.stats().leases_open == 0
-    runtime.pool.check_integrity()
 
 
 def test_C12_what_never_fits_is_refused_and_what_fits_in_turn_is_served(
