@@ -8,8 +8,7 @@ transaction. Everything else (indexes, entries in RAM) is derived: it compares
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby, islice
-from operator import itemgetter
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -24,20 +23,20 @@ from chunkcache.catalog_records import (
     build_document,
     document_info,
     info_key,
-    info_prefix,
     info_record,
-    info_sort_key,
     is_record_of,
     read_record,
+    scan_infos,
     text_key,
     text_record,
 )
 from chunkcache.catalog_values import DeleteResult, DocumentInfo, Neighbour, PutResult, Removed
 from chunkcache.catalog_vectors import encode_vector, get_vector, put_vector
+from chunkcache.document_collections import DocumentCollections
 from chunkcache.documents import Document
 from chunkcache.entry import Entry
 from chunkcache.errors import DocumentNotFoundError, InvalidValueError, StoreFormatError
-from chunkcache.identity import DIGEST_BYTES, ChunkId, ChunkKey, TenantNamespace
+from chunkcache.identity import ChunkId, ChunkKey, TenantNamespace
 from chunkcache.quota import DocumentSize, TenantQuota
 from chunkcache.store.disk import put_entry
 from chunkcache.store.environment import StoreEnvironment
@@ -56,6 +55,9 @@ class Catalog:
         clock: Unix seconds now. A document that has expired is treated as if it were not there,
             and lies in the store until it is collected.
         quota: What its documents may take; None is no limit.
+
+    Attributes:
+        collections: Named sets of the documents.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Catalog:
         self.namespace = namespace
         self._chunks = ChunkRecords(namespace)
         self._counters = TenantCounters(namespace, quota)
+        self.collections = DocumentCollections(env, namespace, self._counters, clock)
 
     def put(self, document: Document, *, entries: Iterable[Entry] = (), now: float) -> PutResult:
         """Store a document, and entries of its chunks, as a whole.
@@ -185,7 +188,9 @@ class Catalog:
             raise InvalidValueError(f"a page of {limit} documents", param="limit")
         now = self._clock()
         with self._env.read() as txn:
-            live = (info for info in self._infos(txn, after) if not info.is_expired(now))
+            live = (
+                info for info in scan_infos(txn, self.namespace, after) if not info.is_expired(now)
+            )
             return [document_info(info) for info in islice(live, limit)]
 
     def count(self) -> int:
@@ -219,7 +224,7 @@ class Catalog:
         while True:
             batch: list[tuple[str, Sequence[ChunkId]]] = []
             with self._env.read() as txn:
-                for info in islice(self._infos(txn, after), _SCAN_BATCH):
+                for info in islice(scan_infos(txn, self.namespace, after), _SCAN_BATCH):
                     is_live = not info.is_expired(now)
                     chunk_ids = self._sound_chunk_ids(txn, info) if is_live else ()
                     batch.append((info.document_id, chunk_ids))
@@ -234,6 +239,11 @@ class Catalog:
         """Those of the chunks that a document holds, all as of one moment."""
         with self._env.read() as txn:
             return {c for c in chunk_ids if self._chunks.contains(txn, c)}
+
+    def entry_keys(self) -> "list[ChunkKey]":
+        """Every entry that a chunk of a document is said to have."""
+        with self._env.read() as txn:
+            return self._chunks.entry_keys(txn)
 
     def link_entry(self, key: ChunkKey, chunk_ids: Sequence[ChunkId]) -> bool:
         """Have an entry removed from disk with any of some chunks.
@@ -257,8 +267,8 @@ class Catalog:
     ) -> int:
         """Record what chunks are prepared behind; what is recorded already stays as it is.
 
-        The chunks are of this tenant, as any chunk is that this catalog knows. Once there are
-        collections, they must be of one collection too.
+        The chunks are of this tenant, as any chunk is that this catalog knows. That they are of
+        documents in the same collections is the caller's to see to.
 
         Args:
             preparation: Canonical text of the preparation.
@@ -337,7 +347,7 @@ class Catalog:
             updated_at=now,
         )
         document_id = document.document_id
-        info = info_record(stored)
+        info = info_record(stored, old)
         txn.put(
             Database.DOCUMENTS,
             info_key(self.namespace, document_id),
@@ -361,20 +371,6 @@ class Catalog:
         remove_expiry(txn, self.namespace, info.expires_at, info.document_id)
         self._counters.count(txn, -1, DocumentSize() - size)
         return removed
-
-    def _infos(self, txn: Transaction, after: str | None) -> Iterator[InfoRecord]:
-        """Info records in order of ids, behind ``after``; damaged ones are left out."""
-        prefix = info_prefix(self.namespace)
-        start = prefix if after is None else info_sort_key(self.namespace, after)
-        sort_key_of = itemgetter(slice(None, -DIGEST_BYTES))
-        items = txn.scan(Database.DOCUMENTS, prefix, start=start)
-        # Ids that share a long beginning lie together, in order of their digests.
-        for _, group in groupby(items, key=lambda item: sort_key_of(item[0])):
-            found = (decoded(data, InfoRecord) for _, data in group)
-            infos = [info for info in found if info is not None]
-            for info in sorted(infos, key=lambda info: info.document_id):
-                if after is None or info.document_id > after:
-                    yield info
 
     def _info(self, txn: Transaction, document_id: str) -> InfoRecord | None:
         key = info_key(self.namespace, document_id)

@@ -12,9 +12,9 @@ from chunkcache.catalog_neighbours import NeighbourRecords
 from chunkcache.catalog_records import ChunkRecord, chunk_key, read_record
 from chunkcache.catalog_values import Neighbour, Removed
 from chunkcache.errors import StoreFormatError
-from chunkcache.identity import ChunkId, ChunkKey, TenantNamespace
+from chunkcache.identity import DIGEST_BYTES, ChunkId, ChunkKey, TenantNamespace
 from chunkcache.store.disk import delete_entry
-from chunkcache.store.records import encode_record
+from chunkcache.store.records import decoded, encode_record
 from chunkcache.store.transaction import Database, Transaction
 
 
@@ -86,6 +86,14 @@ class ChunkRecords:
                 entry_keys = tuple(sorted((*record.entry_keys, key)))
                 self._put(txn, chunk_id, replace(record, entry_keys=entry_keys))
         return True
+
+    def entry_keys(self, txn: Transaction) -> list[ChunkKey]:
+        """The entries of all chunks; damaged records are left out."""
+        found: set[bytes] = set()
+        for key, data in txn.scan(Database.CHUNKS, self._namespace):
+            record = decoded(data, ChunkRecord) if len(key) == 2 * DIGEST_BYTES else None
+            found.update(record.entry_keys if record else ())
+        return [ChunkKey(key) for key in sorted(found)]
 
     def neighbours(
         self, txn: Transaction, preparation: str, chunk_id: ChunkId

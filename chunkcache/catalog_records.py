@@ -5,6 +5,7 @@
     documents   namespace  C                          CounterRecord
                 namespace  I  id prefix  id digest    InfoRecord, in order of ids
                 namespace  T  id digest               TextRecord
+                namespace  L  collection id digest    CollectionRecord; see collection_values
     chunks      namespace  chunk id                   ChunkRecord
     vectors     namespace  chunk id  embedder digest  VectorRecord
 
@@ -15,14 +16,18 @@ Every key begins with the tenant's namespace. Ids are hashed into keys, so their
 matters; the prefix of the id keeps a listing in order.
 """
 
+from collections.abc import Iterator
+from itertools import groupby
+from operator import itemgetter
 from typing import cast
 
 import msgspec
 from blake3 import blake3
 
 from chunkcache.catalog_values import DocumentInfo
-from chunkcache.documents import Chunk, Document, Metadata
+from chunkcache.documents import Chunk, Document, Metadata, UploadedFile
 from chunkcache.identity import (
+    DIGEST_BYTES,
     ChunkId,
     TenantNamespace,
     TokenizerDigest,
@@ -30,7 +35,7 @@ from chunkcache.identity import (
     encode_token_ids,
 )
 from chunkcache.quota import DocumentSize
-from chunkcache.store.records import Record, RecordT, decode_record
+from chunkcache.store.records import Record, RecordT, decode_record, decoded
 from chunkcache.store.transaction import Database, Transaction
 
 ID_PREFIX_BYTES = 256
@@ -57,6 +62,27 @@ class CounterRecord(Record, frozen=True, kw_only=True):
         return DocumentSize(self.num_tokens, self.record_bytes)
 
 
+class FileNames(msgspec.Struct, array_like=True, frozen=True):
+    """What a client said of the file that a document came in."""
+
+    filename: str
+    purpose: str
+
+
+class Membership(msgspec.Struct, array_like=True, frozen=True):
+    """That a document is in a collection.
+
+    Attributes:
+        collection_id: Which.
+        added_at: Since when, Unix seconds.
+        attributes: What is said of the document there, a JSON object.
+    """
+
+    collection_id: str
+    added_at: float
+    attributes: bytes
+
+
 class InfoRecord(Record, frozen=True, kw_only=True):
     """A document without its text."""
 
@@ -72,6 +98,9 @@ class InfoRecord(Record, frozen=True, kw_only=True):
     created_at: float
     updated_at: float
     expires_at: float | None = None
+    num_bytes: int = 0
+    file: FileNames | None = None
+    memberships: tuple[Membership, ...] = ()
 
     def is_expired(self, now: float) -> bool:
         """Whether the document is to be treated as if it were not there."""
@@ -166,6 +195,23 @@ def text_key(namespace: TenantNamespace, document_id: str) -> bytes:
     return namespace + b"T" + document_digest(document_id)
 
 
+def scan_infos(
+    txn: Transaction, namespace: TenantNamespace, after: str | None = None
+) -> Iterator[InfoRecord]:
+    """Info records in order of ids, behind ``after``; damaged ones are left out."""
+    prefix = info_prefix(namespace)
+    start = prefix if after is None else info_sort_key(namespace, after)
+    sort_key_of = itemgetter(slice(None, -DIGEST_BYTES))
+    items = txn.scan(Database.DOCUMENTS, prefix, start=start)
+    # Ids that share a long beginning lie together, in order of their digests.
+    for _, group in groupby(items, key=lambda item: sort_key_of(item[0])):
+        found = (decoded(data, InfoRecord) for _, data in group)
+        infos = [info for info in found if info is not None]
+        for info in sorted(infos, key=lambda info: info.document_id):
+            if after is None or info.document_id > after:
+                yield info
+
+
 def chunk_key(namespace: TenantNamespace, chunk_id: ChunkId) -> bytes:
     """Key of a :class:`ChunkRecord`, and the beginning of its vectors' keys."""
     return namespace + chunk_id
@@ -176,8 +222,16 @@ def encode_metadata(metadata: Metadata) -> bytes:
     return msgspec.json.encode(dict(metadata), order="sorted")
 
 
-def info_record(document: Document) -> InfoRecord:
-    """A document's record without its text."""
+def info_record(document: Document, old: InfoRecord | None) -> InfoRecord:
+    """A document's record without its text.
+
+    Args:
+        document: The document.
+        old: The record of the version before it: what was uploaded as which file, and belongs to
+            which collections, still does.
+    """
+    given = document.file
+    kept = None if old is None else old.file
     return InfoRecord(
         document_id=document.document_id,
         version=document.version,
@@ -191,6 +245,9 @@ def info_record(document: Document) -> InfoRecord:
         created_at=document.created_at,
         updated_at=document.updated_at,
         expires_at=document.expires_at,
+        num_bytes=len(document.text.encode("utf-8")),
+        file=kept if given is None else FileNames(given.filename, given.purpose),
+        memberships=() if old is None else old.memberships,
     )
 
 
@@ -218,7 +275,20 @@ def document_info(info: InfoRecord) -> DocumentInfo:
         created_at=info.created_at,
         updated_at=info.updated_at,
         expires_at=info.expires_at,
+        num_bytes=info.num_bytes,
+        file=uploaded_file(info),
+        collections=collection_ids(info),
     )
+
+
+def uploaded_file(info: InfoRecord) -> UploadedFile | None:
+    """The file that a document came in, if it came in one."""
+    return None if info.file is None else UploadedFile(info.file.filename, info.file.purpose)
+
+
+def collection_ids(info: InfoRecord) -> tuple[str, ...]:
+    """The collections that a document is in."""
+    return tuple(m.collection_id for m in info.memberships)
 
 
 def text_record(document: Document) -> TextRecord:
@@ -253,4 +323,6 @@ def build_document(info: InfoRecord, text: TextRecord) -> Document:
         created_at=info.created_at,
         updated_at=info.updated_at,
         expires_at=info.expires_at,
+        file=uploaded_file(info),
+        collections=collection_ids(info),
     )

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from chunkcache.documents import Document, Metadata
+from chunkcache.documents import Document, Metadata, UploadedFile
 from chunkcache.identity import ChunkId, ChunkKey
 
 
@@ -13,6 +13,7 @@ class DocumentInfo:
 
     Attributes:
         digest: BLAKE3 of the text, in hex.
+        num_bytes: Bytes of the text in UTF-8.
     """
 
     document_id: str
@@ -25,6 +26,9 @@ class DocumentInfo:
     created_at: float
     updated_at: float
     expires_at: float | None = None
+    num_bytes: int = 0
+    file: UploadedFile | None = None
+    collections: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

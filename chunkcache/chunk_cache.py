@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from chunkcache.catalog import Catalog
 from chunkcache.catalog_values import DocumentInfo
-from chunkcache.documents import Document, Metadata, expiry_time
+from chunkcache.documents import Document, Metadata, UploadedFile, expiry_time
 from chunkcache.errors import DocumentNotFoundError, DrainingError, InvalidValueError
 from chunkcache.fusion.plan import FusionPlan
 from chunkcache.neighbours import NeighbourFinder
@@ -106,6 +106,7 @@ class ChunkCache:
         text_format: TextFormat = "text",
         expires_at: float | None = None,
         ttl_seconds: float | None = None,
+        file: UploadedFile | None = None,
     ) -> IngestResult:
         """Store a document and prefill its chunks; when this returns, questions hit.
 
@@ -122,6 +123,7 @@ class ChunkCache:
                 store until it is collected (``chunkcache store gc``). Like the metadata, it is
                 replaced by each put: none means that the document does not expire.
             ttl_seconds: The same, counted from now.
+            file: The file that it came in; told again, and used for nothing.
 
         Raises:
             InvalidValueError: Id, text, metadata or expiry are not acceptable.
@@ -132,9 +134,9 @@ class ChunkCache:
                 chunks that have no entry are computed when they are asked for.
         """
         expiry = expiry_time(expires_at, ttl_seconds, time.time())
-        return self._on_current(
+        return self.on_current(
             lambda model: model.ingest.ingest(
-                document_id, text, metadata or {}, text_format, expiry
+                document_id, text, metadata or {}, text_format, expiry, file
             )
         )
 
@@ -183,7 +185,7 @@ class ChunkCache:
             InvalidValueError: ``ttl_s`` is not over 0.
         """
         wanted = list(document_ids)
-        return self._on_current(lambda model: model.pins.pin(wanted, ttl_s))
+        return self.on_current(lambda model: model.pins.pin(wanted, ttl_s))
 
     def unpin(self, document_ids: Iterable[str]) -> int:
         """End the pins of documents' chunks; says of how many chunks.
@@ -211,7 +213,7 @@ class ChunkCache:
             InvalidValueError: ``in_s`` is less than 0.
         """
         wanted = list(document_ids)
-        return self._on_current(lambda model: model.pins.next_use(wanted, in_s))
+        return self.on_current(lambda model: model.pins.next_use(wanted, in_s))
 
     def precache(
         self,
@@ -260,10 +262,7 @@ class ChunkCache:
         on_item: Callable[[], None] = lambda: None,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> PrecacheEstimate:
-        """What :meth:`precache` would take, without storing anything.
-
-        Arguments and errors as in :func:`~chunkcache.precache_estimate.estimate_precache`.
-        """
+        """What :meth:`precache` would take, stored nowhere; see ``estimate_precache``."""
         return estimate_precache(self._current().ingest, expand_items(items), on_item, should_stop)
 
     def stream(
@@ -287,7 +286,7 @@ class ChunkCache:
         """
         options = options or AskOptions()
         turns = [ChatTurn(question, documents)]
-        return self._on_current(
+        return self.on_current(
             lambda model: model.start(model.planner.plan(turns, options, "question"), options)
         )
 
@@ -310,7 +309,7 @@ class ChunkCache:
             QueueFullError: Too many requests wait.
         """
         options = options or AskOptions()
-        return self._on_current(lambda model: model.start(model.plan_chat(turns, options), options))
+        return self.on_current(lambda model: model.start(model.plan_chat(turns, options), options))
 
     def answer(
         self,
@@ -356,6 +355,16 @@ class ChunkCache:
         """What :meth:`chat` would do, without any model work. Errors as there."""
         return self._current().plan_chat(turns, options)
 
+    def on_current(self, action: Callable[[ServingModel], ResultT]) -> ResultT:
+        """Do something with one model; again with the next, if a reload came in between."""
+        while True:
+            serving = self._current()
+            try:
+                return action(serving)
+            except DrainingError:
+                if self._current() is serving:
+                    raise
+
     def reload_model(self, progress: Progress = lambda line: None) -> ReloadResult:
         """Load the model again, and answer from it if its files have changed.
 
@@ -386,13 +395,3 @@ class ChunkCache:
         if runtime is not serving.runtime:
             serving = self._serving = ServingModel.over(runtime, self.catalog)
         return serving
-
-    def _on_current(self, action: Callable[[ServingModel], ResultT]) -> ResultT:
-        """Do something with one model; again with the next, if a reload came in between."""
-        while True:
-            serving = self._current()
-            try:
-                return action(serving)
-            except DrainingError:
-                if self._current() is serving:
-                    raise

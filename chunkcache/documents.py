@@ -17,6 +17,7 @@ from chunkcache.identity import ChunkId, TokenizerDigest
 
 MAX_DOCUMENT_ID_CHARS = 2_000
 MAX_METADATA_BYTES = 1 << 20
+MAX_FILE_NAME_CHARS = 512
 
 JsonValue = str | int | float | bool | None | list["JsonValue"] | dict[str, "JsonValue"]
 Metadata = Mapping[str, JsonValue]
@@ -47,6 +48,33 @@ class Chunk:
 
 
 @dataclass(frozen=True)
+class UploadedFile:
+    """What a client said of the file that a document came in; told again, and used for nothing.
+
+    Attributes:
+        filename: Its name.
+        purpose: What it is for.
+    """
+
+    filename: str
+    purpose: str
+
+    def __post_init__(self) -> None:
+        """Check what people choose.
+
+        Raises:
+            InvalidValueError: A name cannot be stored or shown.
+        """
+        for param, text in (("file", self.filename), ("purpose", self.purpose)):
+            if not 0 < len(text) <= MAX_FILE_NAME_CHARS or not text.isprintable():
+                raise InvalidValueError(
+                    f"a file's name and purpose have 1 to {MAX_FILE_NAME_CHARS} printable "
+                    "characters",
+                    param=param,
+                )
+
+
+@dataclass(frozen=True)
 class Document:
     """One version of a caller's document, cut into chunks.
 
@@ -61,6 +89,8 @@ class Document:
         created_at: Unix seconds of version 1.
         updated_at: Unix seconds of this version.
         expires_at: Unix seconds from which on it is not found any more; None is never.
+        file: The file that it came in; None keeps what the version before it had.
+        collections: Ids of the collections that it is in; a new version stays in them.
     """
 
     document_id: str
@@ -73,6 +103,8 @@ class Document:
     created_at: float = 0.0
     updated_at: float = 0.0
     expires_at: float | None = None
+    file: UploadedFile | None = None
+    collections: tuple[str, ...] = ()
     digest: bytes = field(init=False)
 
     def __post_init__(self) -> None:

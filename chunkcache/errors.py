@@ -10,6 +10,7 @@ The tree (code, HTTP status)::
     ├── PackError                   pack_invalid             400
     │   └── ForeignPackError        pack_foreign             409
     ├── DocumentNotFoundError       document_not_found       404
+    ├── CollectionNotFoundError     collection_not_found     404
     ├── DigestMismatchError         digest_mismatch          409
     ├── ReloadInProgressError       reload_in_progress       409
     ├── CacheMissError              cache_miss               422
@@ -99,6 +100,13 @@ class DocumentNotFoundError(ChunkCacheError):
     """No such document for this tenant; another tenant's document gives the same error."""
 
     code = "document_not_found"
+    status = 404
+
+
+class CollectionNotFoundError(ChunkCacheError):
+    """No such collection for this tenant; another tenant's collection gives the same error."""
+
+    code = "collection_not_found"
     status = 404
 
 

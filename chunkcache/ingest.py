@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 from chunkcache.catalog import Catalog
 from chunkcache.catalog_values import PutResult
-from chunkcache.documents import Document, Metadata, canonical_text
+from chunkcache.documents import Document, Metadata, UploadedFile, canonical_text
 from chunkcache.entry_naming import EntryNames
 from chunkcache.errors import StoreError, StoreFullError
 from chunkcache.results import IngestResult
 from chunkcache.runtime import Runtime
-from chunkcache.splitting import TextFormat
+from chunkcache.splitting import TextFormat, format_of_fingerprint
 from chunkcache.store.tier import NotStored
 
 OnPrefill = Callable[[int, int], None]
@@ -68,9 +68,10 @@ class DocumentIngest:
         metadata: Metadata,
         text_format: TextFormat,
         expires_at: float | None = None,
+        file: UploadedFile | None = None,
     ) -> IngestResult:
         """Store a document and compute its entries. Errors as in ``ChunkCache.put``."""
-        stored = self.store(document_id, text, metadata, text_format, expires_at)
+        stored = self.store(document_id, text, metadata, text_format, expires_at, file)
         counts = self.prefill(stored.document)
         return IngestResult(
             status=stored.status,
@@ -93,6 +94,7 @@ class DocumentIngest:
         metadata: Metadata,
         text_format: TextFormat,
         expires_at: float | None = None,
+        file: UploadedFile | None = None,
     ) -> PutResult:
         """Cut a document and store it, without any model work."""
         text = canonical_text(text)
@@ -105,10 +107,29 @@ class DocumentIngest:
             tokenizer=runtime.model.tokenizer.digest,
             chunking=runtime.splitter.fingerprint(text_format),
             expires_at=expires_at,
+            file=file,
         )
         stored = self.catalog.put(document, now=time.time())
         runtime.stack.forget(stored.removed.entry_keys)
         return stored
+
+    def store_again(self, document_id: str) -> PutResult:
+        """A stored document as it is, or cut again where another tokenizer had cut it.
+
+        Raises:
+            DocumentNotFoundError: There is none of that id.
+            StoreReadOnlyError: It has to be cut again, in a store that is open for reading alone.
+        """
+        document = self.catalog.require(document_id)
+        if document.tokenizer == self.runtime.model.tokenizer.digest:
+            return PutResult("unchanged", document)
+        return self.store(
+            document_id,
+            document.text,
+            document.metadata,
+            format_of_fingerprint(document.chunking),
+            document.expires_at,
+        )
 
     def prefill(
         self, document: Document, on_prefill: OnPrefill = lambda num_tokens, num_rows: None

@@ -67,17 +67,23 @@ class NeighbourRecorder:
         catalog = self._ingest.catalog
         chunks = {c.chunk_id: c for c in document.chunks}
         recorded = catalog.get_neighbours(self._preparation, chunks)
-        chosen = {c: self._choose(chunk) for c, chunk in chunks.items() if c not in recorded}
+        within = document.collections
+        chosen = {
+            c: self._choose(chunk, within) for c, chunk in chunks.items() if c not in recorded
+        }
         found = {chunk_id: neighbours for chunk_id, neighbours in chosen.items() if neighbours}
         if found:
             catalog.put_neighbours(self._preparation, found)
 
-    def _choose(self, chunk: Chunk) -> tuple[Neighbour, ...]:
-        """The nearest chunks that fit in front of a chunk, the nearest last."""
+    def _choose(self, chunk: Chunk, within: tuple[str, ...]) -> tuple[Neighbour, ...]:
+        """The nearest chunks of documents in the same collections that fit in front of a chunk.
+
+        The nearest is the last.
+        """
         room = self._ingest.names.room_for_neighbours(chunk.token_ids, self._ingest.system_ids)
         chosen: dict[ChunkId, Neighbour] = {}
         for chunk_id in self._finder.nearest(chunk.chunk_id):
-            token_ids = None if chunk_id == chunk.chunk_id else self._token_ids(chunk_id)
+            token_ids = None if chunk_id == chunk.chunk_id else self._token_ids(chunk_id, within)
             if token_ids is None or len(token_ids) + self._joint_tokens > room:
                 continue
             if chunk_id not in chosen:
@@ -87,11 +93,13 @@ class NeighbourRecorder:
                 break
         return tuple(reversed(chosen.values()))
 
-    def _token_ids(self, chunk_id: ChunkId) -> tuple[int, ...] | None:
-        """A chunk's tokens; None for one that is gone, or cut with another tokenizer."""
+    def _token_ids(self, chunk_id: ChunkId, within: tuple[str, ...]) -> tuple[int, ...] | None:
+        """A chunk's tokens; None for one that is gone, elsewhere, or of another tokenizer."""
         name, index = self._places.get(chunk_id, ("", 0))
         document = self._document(name) if name else None
-        if document is None or document.tokenizer != self._ingest.runtime.model.tokenizer.digest:
+        if document is None or set(document.collections) != set(within):
+            return None
+        if document.tokenizer != self._ingest.runtime.model.tokenizer.digest:
             return None
         chunks = document.chunks[index : index + 1]
         return chunks[0].token_ids if chunks and chunks[0].chunk_id == chunk_id else None

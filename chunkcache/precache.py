@@ -23,6 +23,7 @@ from chunkcache.errors import (
     ChunkCacheError,
     DrainingError,
     ModelError,
+    RequestCancelledError,
     StoreError,
 )
 from chunkcache.ingest import DocumentIngest
@@ -31,7 +32,15 @@ from chunkcache.results import ItemFailure, PrecacheSummary
 from chunkcache.store.page_cache import WrittenPages
 from chunkcache.text_files import TextFile, TextItem, find_text_files
 
-Item = TextItem | TextFile | ItemFailure
+
+@dataclass(frozen=True)
+class StoredDocument:
+    """A document that is stored already; one of another tokenizer is cut again."""
+
+    document_id: str
+
+
+Item = TextItem | TextFile | StoredDocument | ItemFailure
 
 
 @dataclass(frozen=True)
@@ -72,7 +81,8 @@ class PrecacheRun:
     Args:
         ingest: Where documents go.
         on_progress: Told how far it is, from the thread that calls :meth:`run` or a worker's,
-            never from two at once.
+            never from two at once. A ``RequestCancelledError`` that it raises ends the run at once:
+            :meth:`run` raises it too, and what was finished is kept.
         should_stop: Asked before each document; True ends the run after what is finished.
     """
 
@@ -164,9 +174,12 @@ class PrecacheRun:
                 self._fail(item)
                 return
         with self._reporting(item.document_id):
-            stored = self._ingest.store(
-                item.document_id, item.text, item.metadata, item.text_format
-            )
+            if isinstance(item, StoredDocument):
+                stored = self._ingest.store_again(item.document_id)
+            else:
+                stored = self._ingest.store(
+                    item.document_id, item.text, item.metadata, item.text_format
+                )
             if prefills:
                 self._prefill(stored.document)
             with self._lock:
@@ -220,7 +233,7 @@ class PrecacheRun:
         """Report what is wrong with one item; raise what no other item would fare better with."""
         try:
             yield
-        except (StoreError, ModelError, DrainingError):
+        except (StoreError, ModelError, DrainingError, RequestCancelledError):
             raise
         except ChunkCacheError as error:
             self._fail(ItemFailure(item, error.code, error.message))

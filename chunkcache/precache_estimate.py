@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from chunkcache.documents import canonical_text
-from chunkcache.errors import ChunkCacheError
+from chunkcache.errors import ChunkCacheError, DocumentNotFoundError
 from chunkcache.identity import ChunkKey, EntryIdentity
 from chunkcache.ingest import DocumentIngest
-from chunkcache.precache import Item
+from chunkcache.precache import Item, StoredDocument
 from chunkcache.results import ItemFailure
-from chunkcache.text_files import TextFile
+from chunkcache.splitting import format_of_fingerprint
+from chunkcache.text_files import TextFile, TextItem
 
 _MEASURED_CHUNKS = 4
 
@@ -73,6 +74,8 @@ def estimate_precache(
             break
         if isinstance(item, TextFile):
             item = item.read()
+        elif isinstance(item, StoredDocument):
+            item = _stored_item(ingest, item.document_id)
         if isinstance(item, ItemFailure):
             failures.append(item)
         else:
@@ -107,6 +110,15 @@ def estimate_precache(
         seconds=num_new_tokens / rate if rate else 0.0,
         failures=tuple(failures),
     )
+
+
+def _stored_item(ingest: DocumentIngest, document_id: str) -> TextItem | ItemFailure:
+    try:
+        document = ingest.catalog.require(document_id)
+    except DocumentNotFoundError as error:
+        return ItemFailure(document_id, error.code, error.message)
+    text_format = format_of_fingerprint(document.chunking)
+    return TextItem(document_id, document.text, document.metadata, text_format)
 
 
 def _tokens_per_second(ingest: DocumentIngest, identities: list[EntryIdentity]) -> float:

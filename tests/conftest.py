@@ -52,6 +52,7 @@ SMALL_SETTINGS: dict[str, Any] = {
 
 ModelDirs = Callable[..., Path]
 OpenCache = Callable[..., ChunkCache]
+WaitUntil = Callable[[Callable[[], bool]], None]
 
 
 @pytest.fixture(scope="session")
@@ -336,3 +337,18 @@ PASSAGES = {
 def passages() -> dict[str, str]:
     """The short texts."""
     return dict(PASSAGES)
+
+
+@pytest.fixture(scope="session")
+def wait_until() -> WaitUntil:
+    """Wait for what another thread brings about; fails after half a minute."""
+
+    def wait(condition: Callable[[], bool]) -> None:
+        pause = threading.Event()
+        for _ in range(3_000):
+            if condition():
+                return
+            pause.wait(0.01)
+        raise AssertionError("it did not come to pass")
+
+    return wait

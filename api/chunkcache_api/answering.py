@@ -8,7 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from chunkcache.engine.stream import Finished
 from chunkcache.errors import ChunkCacheError
@@ -22,6 +22,8 @@ from chunkcache_api.prompt_body import prompt_body
 from chunkcache_api.request_trace import RequestTrace
 from chunkcache_api.service import Service
 from chunkcache_api.workers import WorkerScope
+
+MAX_SHOWN_CHARS: Final = 200
 
 
 @dataclass(frozen=True)
@@ -84,11 +86,8 @@ class AnswerWork(ABC):
     renamed_params: ClassVar[Mapping[str, str]]
 
     def __init__(self, service: Service, model: str | None, *, shows_prompt: bool = False) -> None:
-        if model is not None and model != service.model_name:
-            raise ModelNotFoundError(
-                f"the model {model!r} is not served here; this is {service.model_name!r}",
-                param="model",
-            )
+        if model is not None:
+            check_model(service, model)
         self.service = service
         self._shows_prompt = shows_prompt
         self._trace = RequestTrace(service.tracer)
@@ -173,6 +172,20 @@ class AnswerWork(ABC):
         """The library names its own arguments; a request may call them otherwise."""
         if error.param is not None:
             error.param = self.renamed_params.get(error.param, error.param)
+
+
+def check_model(service: Service, model: str) -> None:
+    """Whether a model is the one that is served.
+
+    Raises:
+        ModelNotFoundError: It is another one.
+    """
+    if model != service.model_name:
+        raise ModelNotFoundError(
+            f"the model {model[:MAX_SHOWN_CHARS]!r} is not served here; this is "
+            f"{service.model_name!r}",
+            param="model",
+        )
 
 
 def _without_text(reuse: Mapping[str, Any]) -> dict[str, Any]:

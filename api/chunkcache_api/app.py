@@ -14,21 +14,28 @@ from chunkcache_api.auth.access import Gatekeeper, check_access
 from chunkcache_api.auth.key_ring import KeyRing
 from chunkcache_api.body_limit import BodyLimit
 from chunkcache_api.error_responses import UnexpectedErrors, add_error_handlers
+from chunkcache_api.jobs import NeighboursFactory
 from chunkcache_api.metrics import metrics_registry
 from chunkcache_api.request_id import RequestId
 from chunkcache_api.retrieval import RetrieverFactory
 from chunkcache_api.routes import (
+    bulk,
     cache,
     chat,
     documents,
+    files,
     health,
+    jobs,
     metrics,
     models,
     page,
     pins,
     query,
     requests,
+    responses,
     search,
+    vector_store_files,
+    vector_stores,
 )
 from chunkcache_api.schemas.errors import ErrorBody
 from chunkcache_api.service import RuntimeFactory, ServiceState
@@ -46,6 +53,7 @@ def create_app(
     runtime: Runtime | RuntimeFactory,
     *,
     retriever_factory: RetrieverFactory | None = None,
+    neighbours_factory: NeighboursFactory | None = None,
     keys: KeyRing | None = None,
     metrics_are_open: bool = False,
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES,
@@ -61,6 +69,8 @@ def create_app(
             closed when the application stops.
         retriever_factory: Builds what finds documents for ``top_k`` and ``/v1/search``; called
             once for each tenant, behind ``runtime``. None refuses both.
+        neighbours_factory: Makes what finds neighbours for jobs, where the preparation has some; called
+            for each job. None has such jobs fail.
         keys: The API keys in force; None lets everybody in, as the default tenant.
         metrics_are_open: Whether ``/metrics`` needs no key.
         max_body_bytes: Largest request body; for queries 2 MiB and for conversations 4 MiB, where
@@ -70,7 +80,9 @@ def create_app(
     """
     spans = tracer_provider or NoOpTracerProvider()
     tracer = spans.get_tracer("chunkcache", version("chunkcache"))
-    state = ServiceState(runtime, retriever_factory, on_load_failure, tracer)
+    state = ServiceState(
+        runtime, retriever_factory, on_load_failure, tracer, neighbours_factory=neighbours_factory
+    )
     gatekeeper = Gatekeeper(keys or KeyRing(None), metrics_are_open=metrics_are_open)
 
     @asynccontextmanager
@@ -113,12 +125,29 @@ def create_app(
         lower_limits={
             query.PATH: query.MAX_BODY_BYTES,
             search.PATH: query.MAX_BODY_BYTES,
+            bulk.LOOKUP_PATH: bulk.MAX_LOOKUP_BYTES,
             chat.PATH: chat.MAX_BODY_BYTES,
+            responses.PATH: chat.MAX_BODY_BYTES,
         },
     )
     app.add_middleware(RequestId)
     for routes in (
-        *(query, chat, search, documents, pins, cache, models, requests, health, metrics),
+        query,
+        chat,
+        responses,
+        search,
+        bulk,
+        documents,
+        files,
+        vector_store_files,
+        vector_stores,
+        jobs,
+        cache,
+        pins,
+        models,
+        requests,
+        health,
+        metrics,
         page,
     ):
         app.include_router(routes.router)

@@ -5,13 +5,15 @@ from typing import Any
 import msgspec
 
 from chunkcache.background_verification import VerifierStats
+from chunkcache.chunk_cache import ChunkCache
 from chunkcache.probing import stored_fidelity
 from chunkcache.serving_meter import HistogramCounts
+from chunkcache.store.environment import StoreEnvironment
 from chunkcache_api.service import Service
 
 
 def cache_stats_body(service: Service) -> dict[str, Any]:
-    """Figures of all tenants since the start; sizes are of now. Reads the store."""
+    """Figures of all tenants since the start, and the service's tenant's documents of now."""
     runtime = service.cache.runtime
     tiers, served = runtime.stack.stats(), runtime.meter.stats()
     capacity = {"host": runtime.settings.host_tier_bytes, "disk": runtime.env.max_bytes}
@@ -51,6 +53,30 @@ def cache_stats_body(service: Service) -> dict[str, Any]:
         "fidelity": None
         if fidelity is None
         else msgspec.to_builtins(fidelity) | {"closeness": fidelity.closeness},
+        "store": _store(runtime.env),
+        "tenant": _tenant(service.cache),
+    }
+
+
+def _store(env: StoreEnvironment) -> dict[str, Any]:
+    with env.read() as txn:
+        live_bytes = txn.live_bytes()
+    return {
+        "file_bytes": env.file_bytes,
+        "live_bytes": live_bytes,
+        "max_bytes": env.max_bytes,
+    }
+
+
+def _tenant(cache: ChunkCache) -> dict[str, Any]:
+    size, quota = cache.catalog.size(), cache.runtime.quota
+    return {
+        "documents": cache.catalog.count(),
+        "tokens": size.num_tokens,
+        "record_bytes": size.record_bytes,
+        "quota": None
+        if quota is None
+        else {"used_bytes": quota.bytes_of(size), "max_bytes": quota.max_bytes},
     }
 
 

@@ -11,7 +11,7 @@ from chunkcache.results import Answer, usage_of
 from chunkcache.streaming import StreamingAnswer
 from chunkcache_api.answering import AnswerWork
 from chunkcache_api.chat_logprobs import logprobs_body
-from chunkcache_api.chat_messages import chat_turns, system_text
+from chunkcache_api.chat_messages import chat_turns, num_system_messages, system_text
 from chunkcache_api.schemas.chat import ChatRequest
 from chunkcache_api.schemas.query import ReuseOptions
 from chunkcache_api.service import Service, system_fingerprint
@@ -44,7 +44,10 @@ class ChatWork(AnswerWork):
     def __init__(self, service: Service, request: ChatRequest) -> None:
         super().__init__(service, request.model, shows_prompt=request.chunkcache.show_prompt)
         self._request = request
-        self._turns = chat_turns(request.messages, request.documents or ())
+        messages = request.messages
+        self._turns = chat_turns(
+            messages, request.documents or (), first=num_system_messages(messages)
+        )
         self._runtime = service.cache.runtime
         self._seed = secrets.randbits(63) if request.seed is None else request.seed
 

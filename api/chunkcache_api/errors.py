@@ -7,6 +7,7 @@
     ├── InsufficientScopeError     insufficient_scope      403
     ├── ModelNotFoundError         model_not_found         404
     ├── RequestNotFoundError       request_not_found       404
+    ├── JobNotFoundError           job_not_found           404
     ├── ReloadFailedError          reload_failed           409
     ├── BodyTooLargeError          body_too_large          413
     ├── UnsupportedMediaTypeError  unsupported_media_type  415
@@ -42,6 +43,13 @@ class RequestNotFoundError(ChunkCacheError):
     """No account of such a request is kept."""
 
     code = "request_not_found"
+    status = 404
+
+
+class JobNotFoundError(ChunkCacheError):
+    """There is no such job of this tenant, or it is not told of any more."""
+
+    code = "job_not_found"
     status = 404
 
 

@@ -93,13 +93,13 @@ def json_response(value: Any, status: int = 200) -> Response:
     return Response(msgspec.json.encode(value), status, media_type="application/json")
 
 
-def body_schema(model: type[BaseModel]) -> dict[str, Any]:
+def body_schema(model: type[BaseModel], *, is_required: bool = True) -> dict[str, Any]:
     """``openapi_extra`` of a route that reads its body by :func:`read_body`."""
     schema = model.model_json_schema()
     definitions = schema.pop("$defs", {})
     inlined = _inline(schema, definitions)
     content = {"application/json": {"schema": inlined}}
-    return {"requestBody": {"required": True, "content": content}}
+    return {"requestBody": {"required": is_required, "content": content}}
 
 
 def _inline(value: Any, definitions: dict[str, Any]) -> Any:

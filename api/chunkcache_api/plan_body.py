@@ -37,7 +37,7 @@ def dry_run_body(service: Service, plan: FusionPlan, options: AskOptions) -> dic
     documents = {d["id"]: d | {"cached_chunks": 0} for d in body["documents"]}
     for segment, identity in zip(plan.layout.chunks, plan.identities, strict=True):
         assert segment.chunk is not None
-        is_cached = runtime.stack.holds(identity.key())
+        is_cached = runtime.stack.tier_of(identity.key()) is not None
         documents[segment.chunk.document_id]["cached_chunks"] += is_cached
     room = runtime.engine.check_fits(plan.layout.num_tokens)
     return {

@@ -1,6 +1,6 @@
 """What the API asks of a retriever; it makes none."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from chunkcache.chunk_cache import ChunkCache
@@ -16,9 +16,16 @@ class Retriever(Protocol):
     """
 
     def search(
-        self, query: str, top_k: int, filters: MetadataFilter | None = None
+        self,
+        query: str,
+        top_k: int,
+        filters: MetadataFilter | None = None,
+        among: Collection[str] | None = None,
     ) -> Sequence[ChunkHit]:
-        """The best ``top_k`` passages of documents whose metadata match, the best first."""
+        """The best ``top_k`` passages of documents whose metadata match, the best first.
+
+        Where ``among`` is given, of those documents alone.
+        """
         ...
 
     def retrieve(

@@ -29,6 +29,7 @@ from chunkcache.results import ReloadResult
 from chunkcache.runtime import Runtime
 from chunkcache_api.auth.access import Principal
 from chunkcache_api.errors import ModelLoadingError, ReloadFailedError
+from chunkcache_api.jobs import NeighboursFactory, PrecacheJobs
 from chunkcache_api.request_log import RequestLog
 from chunkcache_api.retrieval import Retriever, RetrieverFactory
 from chunkcache_api.workers import Claim, WorkerPool
@@ -55,6 +56,7 @@ class Service:
         retriever: Finds its documents for a question, where one is configured.
         model_name: The served model's name.
         requests: An account of the tenant's latest requests.
+        jobs: The tenant's pre-caching jobs.
         workers: Threads for questions, of all tenants, at most as many as the engine takes requests.
         quick_threads: Threads for looking at documents and deleting them.
         search_threads: Threads for searches; one after a change of the documents embeds what is new.
@@ -68,6 +70,7 @@ class Service:
     retriever: Retriever | None
     model_name: str
     requests: RequestLog
+    jobs: PrecacheJobs
     workers: WorkerPool
     quick_threads: CapacityLimiter = field(
         default_factory=lambda: CapacityLimiter(NUM_QUICK_THREADS)
@@ -89,7 +92,11 @@ class Service:
 
     @classmethod
     def over(
-        cls, runtime: Runtime, retriever_factory: RetrieverFactory | None, tracer: Tracer
+        cls,
+        runtime: Runtime,
+        retriever_factory: RetrieverFactory | None,
+        tracer: Tracer,
+        neighbours_factory: NeighboursFactory | None = None,
     ) -> "Service":
         """A service over an open runtime.
 
@@ -103,11 +110,17 @@ class Service:
             retriever=None if retriever_factory is None else retriever_factory(cache),
             model_name=served_model_name(settings.model),
             requests=RequestLog(settings.request_log_size),
+            jobs=PrecacheJobs(cache, neighbours_factory),
             workers=WorkerPool(settings.max_queued_requests + settings.decode_tile_rows),
             tracer=tracer,
         )
 
-    def of_tenant(self, tenant: str, retriever_factory: RetrieverFactory | None) -> "Service":
+    def of_tenant(
+        self,
+        tenant: str,
+        retriever_factory: RetrieverFactory | None,
+        neighbours_factory: NeighboursFactory | None = None,
+    ) -> "Service":
         """The same runtime as another tenant sees it: nothing of one is another's.
 
         It has threads for documents and searches of its own, so that no tenant's uploads, or the
@@ -119,6 +132,7 @@ class Service:
             cache=cache,
             retriever=None if retriever_factory is None else retriever_factory(cache),
             requests=RequestLog(cache.runtime.settings.request_log_size),
+            jobs=PrecacheJobs(cache, neighbours_factory),
             quick_threads=CapacityLimiter(NUM_QUICK_THREADS),
             prefill_threads=CapacityLimiter(NUM_PREFILL_THREADS),
             search_threads=CapacityLimiter(NUM_SEARCH_THREADS),
@@ -147,6 +161,7 @@ class ServiceState:
         retriever_factory: Builds the retriever.
         on_load_failure: Told why opening failed, on the loading thread.
         tracer: Makes the spans of requests.
+        neighbours_factory: Makes what finds neighbours for jobs.
     """
 
     def __init__(
@@ -155,11 +170,13 @@ class ServiceState:
         retriever_factory: RetrieverFactory | None,
         on_load_failure: Callable[[BaseException], None],
         tracer: Tracer,
+        neighbours_factory: NeighboursFactory | None = None,
     ) -> None:
         self._source = source
         self._retriever_factory = retriever_factory
         self._on_load_failure = on_load_failure
         self._tracer = tracer
+        self._neighbours_factory = neighbours_factory
         self._lock = threading.Lock()
         self._tenants_lock = threading.Lock()
         self._state: State = "loading"
@@ -179,7 +196,9 @@ class ServiceState:
             self._fail(error)
             return
         try:
-            service = Service.over(runtime, self._retriever_factory, self._tracer)
+            service = Service.over(
+                runtime, self._retriever_factory, self._tracer, self._neighbours_factory
+            )
         except BaseException as error:  # as above
             self._close_runtime(runtime)
             self._fail(error)
@@ -202,6 +221,10 @@ class ServiceState:
             service, self._service = self._service, None
         if service is not None:
             service.workers.close()
+            with self._tenants_lock:
+                tenants = list(self._by_tenant.values())
+            for each in (service, *tenants):
+                each.jobs.close()
             self._close_runtime(service.cache.runtime)
 
     @property
@@ -256,7 +279,9 @@ class ServiceState:
         if tenant != DEFAULT_TENANT:
             with self._tenants_lock:
                 if tenant not in self._by_tenant:
-                    self._by_tenant[tenant] = service.of_tenant(tenant, self._retriever_factory)
+                    self._by_tenant[tenant] = service.of_tenant(
+                        tenant, self._retriever_factory, self._neighbours_factory
+                    )
                 service = self._by_tenant[tenant]
         return service.for_principal(principal)
 

@@ -1,7 +1,8 @@
 """Server-sent events: framing, order, and an end that says what happened.
 
-Every event is one ``data:`` line of JSON. A stream that succeeded ends with ``data: [DONE]``; one
-that failed ends with an error event and nothing behind it. What the events say is an encoder's.
+Every event is one ``data:`` line of JSON, behind an ``event:`` line where it has a name. A stream
+that succeeded ends with ``data: [DONE]``; one that failed ends with an error event and nothing behind
+it. What the events say is an encoder's.
 """
 
 import asyncio
@@ -47,6 +48,11 @@ def frame(event: dict[str, Any]) -> bytes:
     """One event."""
     # ASCII only: some clients end lines at U+2028 or U+0085, which JSON leaves as they are.
     return f"data: {json.dumps(event, separators=(',', ':'))}\n\n".encode("ascii")
+
+
+def named_frame(name: str, event: dict[str, Any]) -> bytes:
+    """One event that also says its name outside of the JSON."""
+    return f"event: {name}\n".encode("ascii") + frame(event)
 
 
 class QueryEvents:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from chunkcache.entry import Entry
 from chunkcache.errors import PinLimitError
-from chunkcache.identity import ChunkKey, ModelDigest
+from chunkcache.identity import ChunkKey, EntryIdentity
 from chunkcache.store.eviction.policy import Candidate, EvictionPolicy
 from chunkcache.store.eviction.value import ValuePolicy
 from chunkcache.store.lease import ByteLedger, Lease, Source
@@ -195,10 +195,10 @@ class HostTier:
                 self._eviction.forget(key)
             return was_resident
 
-    def discard_model(self, model: ModelDigest) -> int:
-        """Discard every entry that a model computed; returns how many there were."""
+    def discard_matching(self, matches: Callable[[EntryIdentity], bool]) -> int:
+        """Discard every entry whose identity matches; returns how many there were."""
         with self._lock:
-            keys = [k for k, r in self._residents.items() if r.entry.identity.model == model]
+            keys = [k for k, r in self._residents.items() if matches(r.entry.identity)]
             for key in keys:
                 self._discard(key, is_evicted=False)
         return len(keys)

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from chunkcache.entry import Entry
 from chunkcache.errors import RequestCancelledError, StoreError, StoreFullError, StoreReadOnlyError
-from chunkcache.identity import ChunkKey, EntryIdentity, ModelDigest
+from chunkcache.identity import ChunkKey, EntryIdentity, ModelDigest, TenantNamespace
 from chunkcache.store.disk import DiskTier, Guard
 from chunkcache.store.disk_reads import DiskReads
 from chunkcache.store.flight import Flight
@@ -104,10 +104,6 @@ class TierStack:
         """Whether the disk (or, without one, the host tier) has an entry; reads none of it."""
         return self._disk.contains(key) if self._disk else self._host.contains(key)
 
-    def holds(self, key: ChunkKey) -> bool:
-        """Whether any tier has an entry; reads none of it."""
-        return self.tier_of(key) is not None
-
     def tier_of(self, key: ChunkKey) -> Source | None:
         """The quickest tier that has an entry, if one does; reads none of it."""
         if self._host.contains(key):
@@ -149,7 +145,11 @@ class TierStack:
         Returns:
             How many there were.
         """
-        return self._host.discard_model(model)
+        return self._host.discard_matching(lambda identity: identity.model == model)
+
+    def forget_tenant(self, namespace: TenantNamespace) -> int:
+        """Drop copies in RAM of a tenant's entries; otherwise as :meth:`forget_model`."""
+        return self._host.discard_matching(lambda identity: identity.namespace == namespace)
 
     def pin(self, entry: Entry, ttl_s: float) -> bool:
         """Keep an entry in RAM for a time; a removal of it ends that too.

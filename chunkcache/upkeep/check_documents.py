@@ -19,6 +19,7 @@ from chunkcache.catalog_records import (
     info_key,
     info_prefix,
 )
+from chunkcache.collection_values import CollectionRecord, collection_key
 from chunkcache.identity import DIGEST_BYTES, ChunkId, TenantNamespace, TokenizerDigest
 from chunkcache.quota import DocumentSize
 from chunkcache.store.records import decoded, encode_record
@@ -94,6 +95,15 @@ def check_documents(
                     Fault.ORPHAN_TEXT,
                     rest.hex(),
                     "a text belongs to no document; it is dropped",
+                    deletes(_DOCUMENTS, key),
+                )
+        elif kind == b"L" and len(rest) == DIGEST_BYTES:
+            record = decoded(data, CollectionRecord)
+            if record is None or collection_key(namespace, record.collection_id) != key:
+                yield Finding(
+                    Fault.DAMAGED_COLLECTION,
+                    rest.hex(),
+                    "a collection's record is damaged; the collection is dropped, its documents stay",
                     deletes(_DOCUMENTS, key),
                 )
         elif kind == b"E" and len(rest) == _EXPIRY_NOTE_BYTES:

@@ -60,6 +60,7 @@ def restored_record(
                 num_tokens=sum(len(c.token_ids) for c in text.chunks) // 4,
                 num_chunks=len(text.chunks),
                 num_chars=len(text.text),
+                num_bytes=len(text.text.encode("utf-8")),
                 metadata=b"{}",
                 tokenizer=tokenizer,
                 chunking=RESTORED_CHUNKING,

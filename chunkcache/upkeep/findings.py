@@ -21,6 +21,7 @@ class Fault(StrEnum):
     ORPHAN_TEXT = "orphan_text"
     WRONG_COUNTERS = "wrong_counters"
     WRONG_EXPIRY = "wrong_expiry"
+    DAMAGED_COLLECTION = "damaged_collection"
     MISSING_CHUNK = "missing_chunk"
     DAMAGED_CHUNK = "damaged_chunk"
     WRONG_REFERENCES = "wrong_references"

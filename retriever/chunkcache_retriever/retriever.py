@@ -1,6 +1,6 @@
 """From a question to the chunks that may hold its answer."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -120,7 +120,11 @@ class Retriever:
         return self._index.sync().report
 
     def search(
-        self, query: str, top_k: int = 5, filters: MetadataFilter | None = None
+        self,
+        query: str,
+        top_k: int = 5,
+        filters: MetadataFilter | None = None,
+        among: Collection[str] | None = None,
     ) -> list[ChunkHit]:
         """The nearest passages, the best first.
 
@@ -131,6 +135,7 @@ class Retriever:
             query: The question, of any length.
             top_k: At most so many passages, 1 to 1000.
             filters: Only passages of documents whose metadata match.
+            among: Only passages of these documents.
 
         Raises:
             InvalidValueError: The query holds no text, or ``top_k`` is out of range.
@@ -147,7 +152,8 @@ class Retriever:
         hits: list[ChunkHit] = []
         for _ in range(_MAX_ATTEMPTS):
             view = self._index.sync()
-            hits, is_current = self._passages(view, searched, num_wanted, self._wanted(filters))
+            wanted = self._wanted(filters, among)
+            hits, is_current = self._passages(view, searched, num_wanted, wanted)
             if is_current:
                 break
         if self._reranker is not None:
@@ -171,15 +177,18 @@ class Retriever:
             indexes.setdefault(hit.document_id, []).append(hit.chunk_index)
         return tuple(DocumentRef(d, tuple(sorted(found))) for d, found in indexes.items())
 
-    def _wanted(self, filters: MetadataFilter | None) -> frozenset[str] | None:
-        """Documents whose metadata match; None where all are wanted."""
+    def _wanted(
+        self, filters: MetadataFilter | None, among: Collection[str] | None
+    ) -> frozenset[str] | None:
+        """Documents that may be found; None where all may."""
         if filters is None:
-            return None
-        return frozenset(
+            return None if among is None else frozenset(among)
+        matching = (
             info.document_id
             for info in _all_documents(self._catalog)
             if filters.matches(info.metadata)
         )
+        return frozenset(d for d in matching if among is None or d in among)
 
     def _passages(
         self,

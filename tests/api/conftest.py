@@ -1,4 +1,4 @@
-"""What the API's tests share: a tiny model, a runtime, and a real server on loopback."""
+"""What the API's tests share: a tiny model, a runtime, and a server over it."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -46,21 +46,6 @@ def make_runtime(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> M
         return Runtime.open(load_settings(**values | settings))
 
     return make
-
-
-@pytest.fixture(scope="session")
-def wait_until() -> WaitUntil:
-    """Wait for what another thread brings about; fails after half a minute."""
-
-    def wait(condition: Callable[[], bool]) -> None:
-        pause = threading.Event()
-        for _ in range(3_000):
-            if condition():
-                return
-            pause.wait(0.01)
-        raise AssertionError("it did not come to pass")
-
-    return wait
 
 
 @pytest.fixture(scope="session")

@@ -87,7 +87,15 @@ def test_every_route_states_its_scope(runtime: Runtime) -> None:
 
 def test_only_these_routes_are_open() -> None:
     is_open = {path for (_, path), scopes in ROUTE_SCOPES.items() if scopes == ANYBODY}
-    assert is_open == {"/", "/web/{name}", "/livez", "/readyz", "/version", "/openapi.json"}
+    assert is_open == {
+        "/",
+        "/web/{name}",
+        "/livez",
+        "/readyz",
+        "/health",
+        "/version",
+        "/openapi.json",
+    }
 
 
 def test_each_route_wants_its_scope(guarded: httpx.Client, keys: Keys) -> None:
@@ -95,6 +103,7 @@ def test_each_route_wants_its_scope(guarded: httpx.Client, keys: Keys) -> None:
     of_scope = {scope: keys.create("t", scope) for scope in ("query", "ingest", "admin")}
     for (method, path), scopes in ROUTE_SCOPES.items():
         url = path.replace("{id:opaque}", "note").replace("{id}", "req")
+        url = url.replace("{model:opaque}", "tiny-llama").replace("{vector_store_id}", "vs_no")
         body = REQUESTS.get((method, path))
 
         def call(headers: dict[str, str], m: str = method, u: str = url, b: object = body) -> int:

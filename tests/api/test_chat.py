@@ -127,7 +127,7 @@ def test_a_text_that_becomes_a_document_goes_with_it(
     (key,) = {i.key() for i in plan.identities}
     assert runtime.stack.contains(key)
     client.delete("/v1/documents/mast")
-    assert not runtime.stack.holds(key)
+    assert runtime.stack.tier_of(key) is None
 
 
 def test_what_to_do_about_a_text_that_is_not_cached(client: httpx.Client) -> None:

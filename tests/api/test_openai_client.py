@@ -138,10 +138,6 @@ async def test_the_asynchronous_client(client: httpx.Client, api: openai.OpenAI)
     assert text == whole.choices[0].message.content
 
 
-def test_models(api: openai.OpenAI) -> None:
-    assert [m.id for m in api.models.list()] == ["tiny-llama"]
-
-
 def test_log_probabilities(api: openai.OpenAI) -> None:
     fields = ASK | {"logprobs": True, "top_logprobs": 3}
     whole = api.chat.completions.create(**fields)
@@ -228,6 +224,14 @@ def test_errors_are_the_client_s_own(
     assert caught.value.code
     with pytest.raises(kind):
         api.chat.completions.create(**ASK | fields, stream=True)
+
+
+def test_models(api: openai.OpenAI) -> None:
+    (listed,) = api.models.list().data
+    assert api.models.retrieve("tiny-llama") == listed
+    with pytest.raises(openai.NotFoundError) as caught:
+        api.models.retrieve("other/model")
+    assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
 
 
 def test_a_reply_can_be_sent_back_as_it_came(api: openai.OpenAI) -> None:

@@ -69,6 +69,40 @@ def chat(content: Any = "Which word?", **fields: Any) -> dict[str, Any]:
     return {"json": {"model": "tiny-llama", "messages": messages, "max_tokens": 1} | fields}
 
 
+def respond(content: Any) -> dict[str, Any]:
+    given = [{"role": "user", "content": content}]
+    return {"json": {"model": "tiny-llama", "input": given, "max_output_tokens": 1}}
+
+
+def test_sets_jobs_and_lookups_are_the_tenants_own(as_tenant: Ask) -> None:
+    as_tenant("red", "PUT", "/v1/documents/own", json={"text": SECRET}).raise_for_status()
+    store = as_tenant("red", "POST", "/v1/vector_stores", json={"file_ids": ["own"]}).json()["id"]
+    job = as_tenant("red", "POST", "/v1/precache", json={"document_ids": ["own"]}).json()["id"]
+    as_tenant("green", "PUT", "/v1/documents/mine", json={"text": "Mine."}).raise_for_status()
+    for method, url, body in (
+        ("GET", f"/v1/vector_stores/{store}", None),
+        ("DELETE", f"/v1/vector_stores/{store}", None),
+        ("GET", f"/v1/vector_stores/{store}/files", None),
+        ("GET", f"/v1/vector_stores/{store}/files/own", None),
+        ("POST", f"/v1/vector_stores/{store}/files", {"file_id": "mine"}),
+        ("GET", f"/v1/jobs/{job}", None),
+        ("POST", f"/v1/jobs/{job}/cancel", None),
+    ):
+        theirs = as_tenant("green", method, url, json=body)
+        assert theirs.status_code == 404, url
+        assert theirs.json()["error"]["code"] in ("collection_not_found", "job_not_found")
+    for url in ("/v1/files", "/v1/vector_stores", "/v1/jobs"):
+        assert as_tenant("blue", "GET", url).json()["data"] == []
+    wanted = {"document_ids": ["own"], "texts": [SECRET]}
+    found = as_tenant("blue", "POST", "/v1/documents/lookup", json=wanted).json()
+    assert found["data"] == [{"id": "own", "object": "chunkcache.lookup", "found": False}]
+    assert (found["texts"][0]["cached"], found["texts"][0]["cached_tokens"]) == (False, 0)
+    as_tenant("green", "DELETE", "/v1/documents/mine").raise_for_status()
+    cleared = as_tenant("blue", "POST", "/v1/cache/clear", json={"tiers": ["disk"]}).json()
+    assert cleared["dropped_entries"] == 0
+    assert as_tenant("red", "POST", "/v1/documents/lookup", json=wanted).json()["data"][0]["cached"]
+
+
 def test_another_tenants_document_is_none(as_tenant: Ask) -> None:
     """The answer is byte for byte that to an id which nobody has."""
     assert as_tenant("red", "PUT", "/v1/documents/vault", json={"text": SECRET}).status_code == 201
@@ -93,6 +127,15 @@ def test_another_tenants_document_is_none(as_tenant: Ask) -> None:
             lambda name: {"json": {"document_ids": [name], "next_use_s": 9}},
         ),
         ("DELETE", "/v1/cache/pins", lambda name: {"json": {"document_ids": [name]}}),
+        ("GET", "/v1/files/{}", lambda name: {}),
+        ("GET", "/v1/files/{}/content", lambda name: {}),
+        ("DELETE", "/v1/files/{}", lambda name: {}),
+        ("POST", "/v1/vector_stores", lambda name: {"json": {"file_ids": [name]}}),
+        (
+            "POST",
+            "/v1/responses",
+            lambda name: respond([{"type": "input_file", "file_id": name}]),
+        ),
     ]
     for method, url, fields in calls:
         theirs = as_tenant("blue", method, url.format("vault"), **fields("vault"))

@@ -31,7 +31,7 @@ from chunkcache_api.cli.options import (
     StoreMaxBytesOption,
     StoreOption,
 )
-from chunkcache_api.cli.retrieval import RetrieverFactory, why_no_retriever
+from chunkcache_api.cli.retrieval import RetrieverFactory, make_neighbours, why_no_retriever
 
 if TYPE_CHECKING:
     from chunkcache.chunk_cache import ChunkCache
@@ -248,6 +248,7 @@ def _run(
         app = create_app(
             open_runtime,
             retriever_factory=open_retriever if has_retriever else None,
+            neighbours_factory=lambda cache: make_neighbours(cache, say),
             keys=keys,
             metrics_are_open=settings.metrics_access == "open",
             on_load_failure=give_up,

@@ -6,23 +6,19 @@ Ids are opaque: any text, slashes included, percent-encoded in the path. They ne
 from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any, Final
-from urllib.parse import unquote_to_bytes
 
 from fastapi import APIRouter, Depends, Path, Query, Request
-from starlette.convertors import Convertor, register_url_convertor
 from starlette.responses import Response
 
 from chunkcache.catalog_values import DocumentInfo
 from chunkcache.chunk_cache import ChunkCache
-from chunkcache.documents import Document, canonical_text, check_document_id, text_digest
-from chunkcache.errors import (
-    DigestMismatchError,
-    DocumentNotFoundError,
-    InvalidValueError,
-)
+from chunkcache.documents import Document
+from chunkcache.errors import DocumentNotFoundError
 from chunkcache.residency import document_tiers
+from chunkcache_api.bulk import put_document
 from chunkcache_api.json_body import body_schema, json_response, read_body
 from chunkcache_api.routes.current import CurrentService
+from chunkcache_api.routes.opaque_id import decoded_id, raw_path
 from chunkcache_api.routes.threads import on_thread
 from chunkcache_api.schemas.documents import ListDocumentsParams, PutDocumentRequest
 
@@ -36,20 +32,6 @@ _STORED: Final[dict[str, Any]] = {
 }
 """What may be done next with what was stored."""
 
-
-class _OpaqueConvertor(Convertor[str]):
-    """The rest of a path, line ends included (the framework's own ``path`` stops at them)."""
-
-    regex = r"[\s\S]*"
-
-    def convert(self, value: str) -> str:
-        return value
-
-    def to_string(self, value: str) -> str:
-        return value
-
-
-register_url_convertor("opaque", _OpaqueConvertor())
 
 router = APIRouter(prefix="/v1/documents", tags=["documents"])
 
@@ -67,14 +49,7 @@ async def document_id(
     Raises:
         InvalidValueError: It is not acceptable as an id.
     """
-    raw = request.scope.get("raw_path") or request.scope["path"].encode()
-    encoded = raw.partition(_COLLECTION)[2]
-    try:
-        identifier = unquote_to_bytes(encoded).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InvalidValueError("a document id is UTF-8", param="document_id") from error
-    check_document_id(identifier)
-    return identifier
+    return decoded_id(raw_path(request).partition(_COLLECTION)[2])
 
 
 DocumentId = Annotated[str, Depends(document_id)]
@@ -88,7 +63,7 @@ DocumentId = Annotated[str, Depends(document_id)]
         201: {"description": "It is new."} | _STORED,
     },
 )
-async def put_document(
+async def put_one_document(
     request: Request, identifier: DocumentId, service: CurrentService
 ) -> Response:
     """Store a document and prefill its chunks; once this answers, questions hit.
@@ -120,18 +95,7 @@ async def list_documents(
 
 
 def _put(cache: ChunkCache, identifier: str, body: PutDocumentRequest) -> Response:
-    if body.digest is not None:
-        digest = text_digest(canonical_text(body.text)).hex()
-        if digest != body.digest.lower():
-            raise DigestMismatchError(f"the text's digest is {digest}", param="digest")
-    result = cache.put(
-        identifier,
-        body.text,
-        body.metadata,
-        text_format=body.format,
-        expires_at=body.expires_at,
-        ttl_seconds=body.ttl_seconds,
-    )
+    result = put_document(cache, identifier, body)
     fields = asdict(result)
     del fields["document_id"]
     value = {"id": identifier, "object": "chunkcache.document"} | fields
@@ -191,4 +155,6 @@ def _document_body(document: Document) -> dict[str, Any]:
         "created_at": document.created_at,
         "updated_at": document.updated_at,
         "expires_at": document.expires_at,
+        "file": None if document.file is None else asdict(document.file),
+        "collections": document.collections,
     }

@@ -1,4 +1,4 @@
-"""``/livez``, ``/readyz``, ``/version``: for whoever runs the server."""
+"""``/livez``, ``/readyz`` (and ``/health``), ``/version``: for whoever runs the server."""
 
 from importlib.metadata import version
 from typing import Any
@@ -17,6 +17,7 @@ async def livez() -> dict[str, str]:
     return {"status": "ok"}
 
 
+@router.get("/health")
 @router.get("/readyz")
 async def readyz(request: Request, service: CurrentService) -> dict[str, Any]:
     """Whether requests are served; 503 while the model is being loaded.

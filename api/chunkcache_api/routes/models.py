@@ -10,8 +10,10 @@ from pydantic import BaseModel
 
 from chunkcache.probing import stored_fidelity
 from chunkcache.runtime import Runtime
+from chunkcache_api.answering import check_model
 from chunkcache_api.json_body import body_schema, read_body
 from chunkcache_api.routes.current import CurrentService, service_state
+from chunkcache_api.service import Service
 
 HINT: Final = "not measured with these settings; run: chunkcache doctor"
 
@@ -25,10 +27,21 @@ async def list_models(service: CurrentService) -> dict[str, Any]:
     ``fidelity`` is null until ``chunkcache doctor`` has measured the model with the settings in
     force; ``fidelity_hint`` then says so.
     """
+    return {"object": "list", "data": [await _model_body(service)]}
+
+
+@router.get("/v1/models/{model:opaque}")
+async def get_model(model: str, service: CurrentService) -> dict[str, Any]:
+    """The served model, by its name."""
+    check_model(service, model)
+    return await _model_body(service)
+
+
+async def _model_body(service: Service) -> dict[str, Any]:
     runtime = service.cache.runtime
     spec, gate = runtime.model.runner.spec, runtime.gate
     fidelity = await to_thread.run_sync(_fidelity, runtime, limiter=service.quick_threads)
-    model = {
+    return {
         "id": service.model_name,
         "object": "model",
         "created": int(service.loaded_at),
@@ -40,7 +53,6 @@ async def list_models(service: CurrentService) -> dict[str, Any]:
         "fidelity": fidelity,
         "fidelity_hint": HINT if fidelity is None else None,
     }
-    return {"object": "list", "data": [model]}
 
 
 class ReloadRequest(BaseModel):

@@ -10,7 +10,7 @@ from chunkcache.splitting import TextFormat
 MAX_PAGE = 1_000
 
 
-def _check_finite(value: Any) -> Any:
+def check_finite(value: Any) -> Any:
     """JSON has no infinities, but ``1e999`` reads as one and could not be given back."""
     pending = [value]
     while pending:
@@ -31,7 +31,7 @@ class PutDocumentRequest(BaseModel):
 
     text: str
     """The document."""
-    metadata: Annotated[dict[str, Any], AfterValidator(_check_finite)] = Field(default_factory=dict)
+    metadata: Annotated[dict[str, Any], AfterValidator(check_finite)] = Field(default_factory=dict)
     """Returned as given; never part of a prompt."""
     format: TextFormat = "text"
     """How to cut it."""
