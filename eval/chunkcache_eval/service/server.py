@@ -50,12 +50,15 @@ def running_server(options: Sequence[str]) -> Iterator[str]:
 
 
 def _address(process: "subprocess.Popen[str]", log: Path) -> str:
-    """Wait for the one JSON object that a server prints when it is ready."""
+    """Wait for the one JSON object that a server prints: where it is, or why it is not there."""
     assert process.stdout is not None
     text = ""
     for line in process.stdout:
         text += line
         if line.rstrip() == "}":
-            return str(json.loads(text)["url"])
-    told = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_SHOWN_LINES:]
-    raise InvalidValueError("the server did not start: " + " / ".join(told))
+            told = json.loads(text)
+            if "url" in told:
+                return str(told["url"])
+            raise InvalidValueError(f"the server did not start: {told['error']['message']}")
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_SHOWN_LINES:]
+    raise InvalidValueError("the server did not start: " + " / ".join(lines))
