@@ -236,6 +236,9 @@ def _chat_body(turns: Sequence[Turn], options: ChatOptions, model: str) -> dict[
         "stop": list(options.stop),
         "chunkcache": {name: value for name, value in reuse.items() if value is not None},
     }
+    if options.json_schema is not None:
+        schema = {"name": "answer", "schema": options.json_schema}
+        body["response_format"] = {"type": "json_schema", "json_schema": schema}
     return {name: value for name, value in body.items() if value is not None}
 
 
