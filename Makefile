@@ -35,7 +35,7 @@ test-slow: $(STAMP) ## Run the slow checks too.
 
 test-adapters: $(ADAPTERS_STAMP) ## Run the frameworks' own tests on the adapters, and check their types.
 	$(BIN)/pyright -p pyright-adapters.json
-	$(ADAPTERS)/bin/python -m pytest -p no:benchmark -p no:socket tests/adapters $(ARGS)
+	$(ADAPTERS)/bin/python -m pytest --benchmark-disable tests/adapters $(ARGS)
 
 $(ADAPTERS_STAMP): $(STAMP) constraints-adapters.txt
 	test -x $(ADAPTERS)/bin/python || $(BIN)/python -m venv $(ADAPTERS)

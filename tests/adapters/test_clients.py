@@ -1,5 +1,6 @@
 """Clients: one cache gives the same answers, passages and errors in this process and by REST."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -78,6 +79,18 @@ def test_a_message_may_stand_as_it_is(stocked: CacheClient, cache: ChunkCache) -
     reply = stocked.chat(turns, replace(OPTIONS, as_question=False))
     core = cache.chat([ChatTurn(QUESTION, ("tower",))], AskOptions(max_tokens=6)).answer()
     assert (reply.text, reply.usage["prompt_tokens"]) == (core.text, core.usage["prompt_tokens"])
+
+
+def test_an_answer_may_be_json_of_a_schema(stocked: CacheClient) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"keeper": {"enum": ["baker", "smith"]}},
+        "required": ["keeper"],
+        "additionalProperties": False,
+    }
+    options = ChatOptions(max_tokens=60, json_schema=schema)
+    reply = stocked.chat([Turn(QUESTION, (ContextPart("tower"),))], options)
+    assert json.loads(reply.text)["keeper"] in ("baker", "smith")
 
 
 def test_a_stream_is_the_answer_in_pieces(stocked: CacheClient) -> None:

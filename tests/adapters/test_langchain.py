@@ -1,6 +1,6 @@
 """LangChain: its standard tests, and that documents travel by their ids."""
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -13,6 +13,7 @@ from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 from langchain_tests.integration_tests import ChatModelIntegrationTests, RetrieversIntegrationTests
 from langchain_tests.integration_tests.indexer import DocumentIndexerTestSuite
 from langchain_tests.unit_tests import ChatModelUnitTests
+from pydantic import BaseModel
 
 from chunkcache.chunk_cache import ChunkCache
 from chunkcache.errors import InvalidValueError, UnsupportedParameterError
@@ -61,6 +62,11 @@ class TestChatModelUnit(_OverCache, ChatModelUnitTests):
 
 
 class TestChatModel(_OverCache, ChatModelIntegrationTests):
+    @property
+    def has_structured_output(self) -> bool:
+        """A model of random weights does not end a text on its own."""
+        return False
+
     @property
     def standard_chat_model_params(self) -> dict[str, Any]:
         return {"temperature": 0, "max_tokens": 8, "stop": []}
@@ -201,3 +207,28 @@ def test_options_of_a_call_and_unknown_ones(stocked: CacheClient) -> None:
         model.invoke("Hello", tools=[])
     full = model.invoke([documents_message(QUESTION, ["tower"])], policy="full")
     assert full.response_metadata["chunkcache"]["exact"] is True
+
+
+class Keeper(BaseModel):
+    """Who keeps the key."""
+
+    name: Literal["baker", "smith"]
+
+
+def test_answers_of_a_schema(stocked: CacheClient) -> None:
+    model = ChatChunkCache(client=stocked, max_tokens=60)
+    message = [documents_message(QUESTION, ["tower"])]
+    assert isinstance(model.with_structured_output(Keeper).invoke(message), Keeper)
+    plain = model.with_structured_output(Keeper.model_json_schema(), method="json_schema")
+    assert plain.invoke(message)["name"] in ("baker", "smith")
+    told = model.with_structured_output(Keeper, include_raw=True).invoke(message)
+    assert (told["parsing_error"], told["raw"].type) == (None, "ai")
+    assert isinstance(told["parsed"], Keeper)
+    short = ChatChunkCache(client=stocked, max_tokens=1).with_structured_output(
+        Keeper, include_raw=True
+    )
+    cut = short.invoke(message)
+    assert cut["parsed"] is None
+    assert cut["parsing_error"] is not None
+    with pytest.raises(UnsupportedParameterError, match="tools"):
+        model.with_structured_output(Keeper, tools=[])

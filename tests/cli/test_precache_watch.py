@@ -147,6 +147,23 @@ def test_changes_are_followed_until_a_signal(
     assert (again["unchanged"], again["prefilled_chunks"]) == (5, 0)
 
 
+def test_a_store_inside_the_folder_is_not_watched(
+    start_cli, read_store, folder: Path, settings_env: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("watchfiles")
+    inside = folder / "the.store"
+    settings_env.setenv("CHUNKCACHE_STORE", str(inside))
+    process = start_cli("precache", folder, "--watch")
+    texts = {name: name for name in ("a.txt", "sub/b.txt", "sub/deep/c.txt", "subway.txt")}
+    wait_until_stored(process, read_store, inside, texts)
+    (folder / "a.txt").write_text("Another text.")
+    wait_until_stored(process, read_store, inside, texts | {"a.txt": "Another text."})
+    process.send_signal(signal.SIGTERM)
+    _, stderr = process.communicate()
+    assert process.returncode == 0, stderr
+    assert stderr.count("changed") == 1, stderr
+
+
 def test_a_killed_watch_loses_nothing(
     start_cli, cli_json, read_store, folder: Path, store: Path, tmp_path: Path
 ) -> None:

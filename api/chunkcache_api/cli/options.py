@@ -65,7 +65,7 @@ PreparationOption = Annotated[
         envvar="CHUNKCACHE_PREPARATION",
         metavar="KIND",
         help="What chunks are prefilled behind: alone, sink(k), system, preamble, or "
-        "neighbours(n): their nearest chunks, found by the demo embedder. "
+        "neighbours(n): their nearest chunks, found by the embedder. "
         "Part of an entry's key: ask with what was pre-cached with.",
         show_default="preamble",
     ),

@@ -116,7 +116,8 @@ class CorpusWatch:
             StoreError: The store failed; what was finished is kept.
         """
         total: PrecacheSummary | None = None
-        for changes in watch_folders(self._folders, self._stop):
+        store = self._cache.runtime.settings.store
+        for changes in watch_folders(self._folders, self._stop, store):
             corpus = find_corpus(self._folders, self._shard, self._columns)
             if total is None:
                 say(
@@ -124,15 +125,15 @@ class CorpusWatch:
                 )
             else:
                 corpus = changes.touched(corpus)
-                if not corpus.items and not self._prunes:
-                    continue
             latest = run_precache(self._cache, corpus.items, self._stop)
+            pruned: list[str] = []
             if self._prunes and not latest.interrupted:
-                self._pruned += prune(self._cache, corpus)
-            if total is not None:
+                pruned = prune(self._cache, corpus)
+                self._pruned += pruned
+            if total is not None and (corpus.items or pruned):
                 say(
                     f"{latest.documents} changed, {latest.prefilled_chunks} chunks prefilled, "
-                    f"{len(latest.failures)} failed; {len(self._pruned)} deleted so far"
+                    f"{len(latest.failures)} failed, {len(pruned)} deleted"
                 )
             total = latest if total is None else joined(total, latest)
             kept = without_recovered(total.failures, corpus, latest)
@@ -144,12 +145,13 @@ class CorpusWatch:
         return total, self._pruned
 
 
-def watch_folders(folders: Sequence[Path], stop: StopRequest) -> Iterator[Changes]:
+def watch_folders(folders: Sequence[Path], stop: StopRequest, store: Path) -> Iterator[Changes]:
     """What changes below folders, until somebody asks to stop.
 
     Args:
         folders: The folders.
         stop: Looked at ten times a second.
+        store: The store; it may lie in a folder, and what changes in it is nothing to cache.
 
     Yields:
         First no change, once nothing can be missed any more; then whenever something changed.
@@ -178,10 +180,11 @@ def watch_folders(folders: Sequence[Path], stop: StopRequest) -> Iterator[Change
         yield_on_timeout=True,
         raise_interrupt=False,
     )
-    is_first = True
-    for found in looks:
+    is_first, store = True, store.resolve()
+    for looked in looks:
+        found = [p for _, path in looked if not (p := Path(path)).is_relative_to(store)]
         if found or is_first:
-            yield _changes(roots, [Path(path) for _, path in found])
+            yield _changes(roots, found)
         is_first = False
 
 

@@ -71,6 +71,7 @@ class ChatOptions:
         recompute_ratio: Share of the chunk tokens that run again.
         on_miss: What to do about a chunk that is not cached.
         verify: Also run the full prefill, and say how close the answer is.
+        json_schema: The answer is JSON of this schema.
         as_question: Put a single message with documents as ``ChunkCache.answer`` puts its question:
             asked to be answered in one short sentence. Without, it stands as it is.
     """
@@ -85,6 +86,7 @@ class ChatOptions:
     recompute_ratio: float | None = None
     on_miss: OnMiss = "prefill"
     verify: bool = False
+    json_schema: Mapping[str, Any] | None = None
     as_question: bool = True
 
     def puts_question(self, turns: Sequence[Turn]) -> bool:

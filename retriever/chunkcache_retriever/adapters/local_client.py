@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from chunkcache.documents import Metadata
@@ -118,7 +117,7 @@ class LocalClient:
         from chunkcache.fusion.policies.registry import PolicyOptions
         from chunkcache.planning import AskOptions
 
-        given = asdict(options)
+        given = {name: getattr(options, name) for name in options.__dataclass_fields__}
         sampling = {name: given.pop(name) for name in ("temperature", "top_p", "seed")}
         ratio = given.pop("recompute_ratio")
         given["as_question"] = options.puts_question(turns)

@@ -182,15 +182,17 @@ class RemoteClient:
 
 
 def _content(body: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A body as the HTTP library takes it; escapes keep what is not valid Unicode for the server.
+    """A body as the HTTP library takes it.
 
     Raises:
-        InvalidValueError: It holds what JSON has no form for.
+        InvalidValueError: It holds what JSON has no form for, or text that is not valid Unicode.
     """
     if body is None:
         return {}
     try:
-        content = json.dumps(body, allow_nan=False).encode()
+        content = json.dumps(body, allow_nan=False, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise InvalidValueError("the request holds text that is not valid Unicode") from error
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidValueError(f"the request is not JSON: {error}") from error
     return {"content": content, "headers": {"content-type": "application/json"}}
@@ -234,6 +236,9 @@ def _chat_body(turns: Sequence[Turn], options: ChatOptions, model: str) -> dict[
         "stop": list(options.stop),
         "chunkcache": {name: value for name, value in reuse.items() if value is not None},
     }
+    if options.json_schema is not None:
+        schema = {"name": "answer", "schema": options.json_schema}
+        body["response_format"] = {"type": "json_schema", "json_schema": schema}
     return {name: value for name, value in body.items() if value is not None}
 
 

@@ -50,7 +50,7 @@ class ChunkCacheChatGenerator:
     Args:
         client: The cache that is asked.
         generation_kwargs: ``max_tokens``, ``temperature``, ``top_p``, ``seed``, ``stop``, ``policy``,
-            ``recompute_ratio``, ``on_miss``, ``as_question``.
+            ``recompute_ratio``, ``on_miss``, ``json_schema``, ``as_question``.
         streaming_callback: Called with each piece of an answer.
     """
 

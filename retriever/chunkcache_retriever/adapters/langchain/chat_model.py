@@ -1,13 +1,18 @@
 """A LangChain chat model over a cache."""
 
 from collections.abc import Iterator
+from operator import itemgetter
 from typing import Any
 
 from langchain_core.callbacks import CallbackManagerForLLMRun
-from langchain_core.language_models.base import LangSmithParams
+from langchain_core.language_models.base import LangSmithParams, LanguageModelInput
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.output_parsers import JsonOutputParser, PydanticOutputParser
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
+from langchain_core.utils.function_calling import convert_to_json_schema
+from langchain_core.utils.pydantic import is_basemodel_subclass
 from pydantic import ConfigDict
 
 from chunkcache.errors import UnsupportedParameterError
@@ -41,6 +46,7 @@ class ChatChunkCache(BaseChatModel):
         policy: Recompute policy.
         recompute_ratio: Share of the chunk tokens that run again.
         on_miss: What to do about a chunk that is not cached.
+        json_schema: Answers are JSON of this schema; see also ``with_structured_output``.
         as_question: Put a single message with documents as ``ChunkCache.answer`` puts its question.
     """
 
@@ -55,6 +61,7 @@ class ChatChunkCache(BaseChatModel):
     policy: str | None = None
     recompute_ratio: float | None = None
     on_miss: OnMiss = "prefill"
+    json_schema: dict[str, Any] | None = None
     as_question: bool = True
 
     @property
@@ -118,6 +125,36 @@ class ChatChunkCache(BaseChatModel):
             if run_manager is not None:
                 run_manager.on_llm_new_token(piece, chunk=chunk)
             yield chunk
+
+    def with_structured_output(
+        self, schema: dict[str, Any] | type, *, include_raw: bool = False, **kwargs: Any
+    ) -> Runnable[LanguageModelInput, Any]:
+        """A model whose answers are values of a schema, by constrained decoding.
+
+        Args:
+            schema: A JSON schema, a typed dictionary or a pydantic model; the last gives its objects.
+            include_raw: Give ``raw``, ``parsed`` and ``parsing_error`` instead of the value alone.
+            **kwargs: ``method`` and ``strict`` are taken and change nothing: the schema always holds.
+
+        Raises:
+            UnsupportedParameterError: Another argument is given.
+        """
+        if unknown := sorted(kwargs.keys() - {"method", "strict"}):
+            raise UnsupportedParameterError(f"{unknown[0]} is not implemented", param=unknown[0])
+        model = self.bind(json_schema=convert_to_json_schema(schema))
+        is_pydantic = isinstance(schema, type) and is_basemodel_subclass(schema)
+        parser: Runnable[Any, Any] = (
+            PydanticOutputParser(pydantic_object=schema) if is_pydantic else JsonOutputParser()
+        )
+        if not include_raw:
+            return model | parser
+        failed = RunnablePassthrough.assign(parsed=lambda _: None)
+        parsed = RunnablePassthrough.assign(
+            parsed=itemgetter("raw") | parser, parsing_error=lambda _: None
+        )
+        return RunnableMap(raw=model) | parsed.with_fallbacks(
+            [failed], exception_key="parsing_error"
+        )
 
     def _options(
         self, system: str | None, stop: list[str] | None, given: dict[str, Any]

@@ -52,6 +52,9 @@ class ChunkCacheLLM(CustomLLM):
         default=None, description="Share of the chunk tokens that run again."
     )
     on_miss: OnMiss = Field(default="prefill", description="What to do about a missing chunk.")
+    json_schema: dict[str, Any] | None = Field(
+        default=None, description="Answers are JSON of this schema."
+    )
     as_question: bool = Field(
         default=True, description="Put a single message with documents as a question is put."
     )
