@@ -106,6 +106,8 @@ def test_outcomes_are_sound(measure_in: MeasureIn, tmp_path: Path) -> None:
             assert o.charged_ratio < 1.5
     of_q0 = {o.policy: o for o in run.outcomes if o.question_id == "q0"}
     assert len({o.prompt_tokens for o in run.outcomes if o.question_id == "q0"}) == 1
+    times = {o.full_ttft_ms for o in run.outcomes if o.question_id == "q0"}
+    assert len(times) == 1, "the full prefill ran once for both preparations"
     assert of_q0["none"].charged_ratio < of_q0["hybrid"].charged_ratio
 
 

@@ -1,12 +1,11 @@
 """One question under one open cache: the full prefill's answer, and each arm's beside it.
 
 All arms see the same token ids. Times and charged ratios are of the run that generates the arm's
-own answer; distributions are of a second run, in which the full prefill's answer rides along.
-Knows nothing of files.
+own answer; so are the distributions, where that is the full prefill's answer, else they are of a
+second run, in which the full prefill's answer rides along.
 """
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -26,6 +25,7 @@ from chunkcache_eval.quality.arms import Arm
 from chunkcache_eval.quality.metrics import score_answer
 from chunkcache_eval.quality.outcome import Outcome
 from chunkcache_eval.quality.prefix_cache import run_behind_prefix
+from chunkcache_eval.quality.reference import Reference, ReferenceShelf
 from chunkcache_eval.quality.row_order_mask import bottom_right_positions
 
 
@@ -65,7 +65,7 @@ class _Fidelity:
 class _Ran:
     """What became of a question under one arm."""
 
-    answer: Finished
+    answer: str
     charged_ratio: float
     ttft_ms: float
     fidelity: _Fidelity
@@ -87,6 +87,7 @@ class QuestionMeter:
         data: Name of the data set.
         question: The question.
         lengths: How much of the answers counts.
+        shelf: Where the full prefill's answers are kept.
         num_seen_tokens: Tokens of the prompt that an earlier prompt began with.
     """
 
@@ -96,12 +97,14 @@ class QuestionMeter:
         data: str,
         question: Question,
         lengths: AnswerLengths,
+        shelf: ReferenceShelf,
         num_seen_tokens: int = 0,
     ) -> None:
         self._cache = cache
         self._data = data
         self._question = question
         self._lengths = lengths
+        self._shelf = shelf
         self._num_seen_tokens = num_seen_tokens
         self._documents = [document_id_of(p) for p in question.passages]
 
@@ -127,10 +130,25 @@ class QuestionMeter:
         return self._plan("full", PolicyOptions()).layout.token_ids
 
     @cached_property
-    def full(self) -> Finished:
-        """The full prefill's greedy answer with its logits, run when first asked for."""
+    def full(self) -> Reference:
+        """The full prefill's greedy answer, run when first asked for if it is not kept."""
         plan = self._plan("full", PolicyOptions())
-        return self._generate(plan, num_kept_logits=self._lengths.compared_tokens)
+        prompt_ids = plan.layout.token_ids
+        kept = self._shelf.get(prompt_ids)
+        if kept is not None:
+            return kept
+        answer = self._generate(plan)
+        assert answer.step_logits is not None
+        reference = Reference(
+            text=answer.text,
+            token_ids=answer.token_ids,
+            logits=answer.step_logits,
+            prompt_tokens=answer.report.account.prompt_tokens,
+            charged_ratio=answer.report.charged_ratio,
+            ttft_ms=answer.report.timings.ttft_ms,
+        )
+        self._shelf.put(prompt_ids, reference)
+        return reference
 
     @cached_property
     def ingest_cost(self) -> float:
@@ -151,8 +169,8 @@ class QuestionMeter:
         fidelity = ran.fidelity
         question = self._question
         score, full_score = (
-            score_answer(a.text, question.answers, needs_all=question.needs_all_answers)
-            for a in (ran.answer, full)
+            score_answer(text, question.answers, needs_all=question.needs_all_answers)
+            for text in (ran.answer, full.text)
         )
         f1 = None if score is None else score.f1
         return Outcome(
@@ -163,7 +181,7 @@ class QuestionMeter:
             preparation=arm.preparation,
             ratio=arm.ratio,
             charged_ratio=ran.charged_ratio,
-            prompt_tokens=full.report.account.prompt_tokens,
+            prompt_tokens=full.prompt_tokens,
             kl_first=fidelity.kl_first,
             mean_kl=fidelity.mean_kl,
             agreement=fidelity.agreement,
@@ -173,8 +191,8 @@ class QuestionMeter:
             full_f1=None if full_score is None else full_score.f1,
             none_f1=f1 if arm.policy == "none" else none_f1,
             ttft_ms=ran.ttft_ms,
-            full_ttft_ms=full.report.timings.ttft_ms,
-            answer=ran.answer.text,
+            full_ttft_ms=full.ttft_ms,
+            answer=ran.answer,
             full_answer=full.text,
             ingest_cost=self.ingest_cost,
         )
@@ -184,40 +202,45 @@ class QuestionMeter:
         if arm.variant == "behind seen prefix":
             layout = self._plan("full", PolicyOptions()).layout
             run = run_behind_prefix(runtime, layout, self._num_seen_tokens)
-            return _Ran(full, run.charged_ratio, run.ttft_ms, _EXACT)
+            return _Ran(full.text, run.charged_ratio, run.ttft_ms, _EXACT)
         if arm.policy == "full":
-            answer, fidelity = full, _EXACT
-        else:
-            plan = self._plan(arm.policy, arm.options_for(runtime.model.runner.spec.num_layers))
-            if arm.variant == "mask by row order":
-                plan = replace(plan, mask_positions=bottom_right_positions)
-            answer = self._generate(plan)
-            fidelity = self._fidelity(plan, answer)
+            return _Ran(full.text, full.charged_ratio, full.ttft_ms, _EXACT)
+        plan = self._plan(arm.policy, arm.options_for(runtime.model.runner.spec.num_layers))
+        if arm.variant == "mask by row order":
+            plan = replace(plan, mask_positions=bottom_right_positions)
+        answer = self._generate(plan)
         report = answer.report
-        return _Ran(answer, report.charged_ratio, report.timings.ttft_ms, fidelity)
+        fidelity = self._fidelity(plan, answer)
+        return _Ran(answer.text, report.charged_ratio, report.timings.ttft_ms, fidelity)
 
     def _plan(self, policy: str, options: PolicyOptions) -> FusionPlan:
         how = AskOptions(policy=policy, policy_options=options, max_tokens=1)
         return self._cache.plan(self._question.question, self._documents, how)
 
-    def _generate(self, plan: FusionPlan, *, num_kept_logits: int = 0) -> Finished:
-        job = GenerationJob(plan, SamplingParams(), self._lengths.scored_tokens, num_kept_logits)
+    def _generate(self, plan: FusionPlan) -> Finished:
+        lengths = self._lengths
+        job = GenerationJob(
+            plan, SamplingParams(), lengths.scored_tokens, num_kept_logits=lengths.compared_tokens
+        )
         return self._cache.runtime.engine.submit(job).result()
 
     def _fidelity(self, plan: FusionPlan, answer: Finished) -> _Fidelity:
-        full = self.full
-        assert full.step_logits is not None
-        num_tokens = self._lengths.compared_tokens
-        # The end token's distribution counts too: one step more than the answer has tokens.
-        reference = full.step_logits
-        logits = self._forced_logits(plan, full.token_ids[: len(reference) - 1])
+        full, num_tokens = self.full, self._lengths.compared_tokens
+        logits = self._logits_behind_full_answer(plan, answer)
         return _Fidelity(
-            kl_first=kl_divergence(reference[0], logits[0]),
-            mean_kl=mean_kl(reference, logits),
+            kl_first=kl_divergence(full.logits[0], logits[0]),
+            mean_kl=mean_kl(full.logits, logits),
             agreement=leading_agreement(full.token_ids[:num_tokens], answer.token_ids[:num_tokens]),
         )
 
-    def _forced_logits(self, plan: FusionPlan, answer_ids: Sequence[int]) -> torch.Tensor:
-        """Logits ``[len(answer_ids) + 1, vocab]`` of an arm behind a given answer's tokens."""
-        job = GenerationJob(plan.scoring(answer_ids), SamplingParams(), 1)
+    def _logits_behind_full_answer(self, plan: FusionPlan, answer: Finished) -> torch.Tensor:
+        """Logits ``[N, vocab]`` of an arm behind the prompt and the full prefill's answer to it.
+
+        The end token's distribution counts too: one row more than the answer has tokens.
+        """
+        forced_ids = self.full.forced_ids
+        if answer.token_ids[: len(forced_ids)] == forced_ids:
+            assert answer.step_logits is not None
+            return answer.step_logits[: len(forced_ids) + 1]
+        job = GenerationJob(plan.scoring(forced_ids), SamplingParams(), 1)
         return self._cache.runtime.engine.submit(job).result().scored_logits

@@ -20,10 +20,11 @@ from chunkcache_retriever.neighbours import (
     OverlapNeighbours,
     RandomNeighbours,
 )
+from chunkcache_retriever.shared_neighbours import SharedNeighbours
 
 _EMBEDDED_PER_LINE = 256
 
-NeighbourSource = Literal["embedding", "overlap", "random"]
+NeighbourSource = Literal["embedding", "shared", "overlap", "random"]
 
 
 def neighbour_source(text: str) -> NeighbourSource:
@@ -64,6 +65,8 @@ def find_neighbours_by(
         if num_done == num_chunks or not num_done % _EMBEDDED_PER_LINE:
             progress(f"embedded {num_done:,} of {num_chunks:,} passages, to find neighbours")
 
+    if source == "shared":
+        return SharedNeighbours(catalog, MiniLmEmbedder(), on_embedded=tell)
     return EmbeddingNeighbours(catalog, MiniLmEmbedder(), tell)
 
 

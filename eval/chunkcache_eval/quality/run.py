@@ -32,6 +32,7 @@ from chunkcache_eval.quality.outcome import Outcome
 from chunkcache_eval.quality.outcome_log import OutcomeKey, OutcomeLog
 from chunkcache_eval.quality.prefix_cache import SeenPrompts
 from chunkcache_eval.quality.question_set import QuestionSet
+from chunkcache_eval.quality.reference import ReferenceShelf
 
 Progress = Callable[[str], None]
 
@@ -169,6 +170,7 @@ class _Run:
         self._log = log
         self._settings = settings
         self._lengths = lengths
+        self._shelf = ReferenceShelf(log.folder / "references")
         self._neighbours: NeighbourSource = neighbours
         self._progress = progress
         self._num_done = 0
@@ -270,7 +272,7 @@ class _Run:
         prompts = SeenPrompts()
         num_seen: dict[str, int] = {}
         for question in batch.questions:
-            meter = QuestionMeter(cache, batch.name, question, self._lengths)
+            meter = QuestionMeter(cache, batch.name, question, self._lengths, self._shelf)
             try:
                 meter.check_fits()
             except _CANNOT_BE_ASKED:
@@ -287,7 +289,9 @@ class _Run:
         num_seen: dict[str, int],
     ) -> None:
         num_seen_tokens = num_seen.get(question.question_id, 0)
-        meter = QuestionMeter(cache, batch.name, question, self._lengths, num_seen_tokens)
+        meter = QuestionMeter(
+            cache, batch.name, question, self._lengths, self._shelf, num_seen_tokens
+        )
         for passage in question.passages:
             if reason := failures.get(document_id_of(passage)):
                 self._skip(batch, question, f"passage {passage.passage_id!r}: {reason}")
