@@ -60,9 +60,12 @@ class Changes:
         return replace(corpus, items=tuple(s for s in corpus.items if self._concerns(s.item)))
 
     def _concerns(self, item: "Item") -> bool:
+        from chunkcache.precache import StoredDocument
         from chunkcache.results import ItemFailure
         from chunkcache.text_files import SOURCE_KEY
 
+        if isinstance(item, StoredDocument):
+            return False
         if isinstance(item, ItemFailure):
             names = {name for _, name in self.names}
             found = (item.item, item.item.rpartition("#")[0])
