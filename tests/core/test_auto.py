@@ -30,7 +30,7 @@ def _keep(cache: Any, says: tuple[float, ...]) -> None:
         fingerprint=auto_fingerprint(runtime),
         num_questions=40,
         num_context_tokens=100,
-        choices=tuple(AutoRatio(r, (math.log(kl), 0.0, 0.0, 0.0)) for r, kl in ratios),
+        choices=tuple(AutoRatio(r, (math.log(kl), 0.0)) for r, kl in ratios),
         targets=(AutoTarget(0.01, 0.0), AutoTarget(0.1, 0.0)),
     )
     keep_auto_table(runtime.env, table)

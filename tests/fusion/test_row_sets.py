@@ -40,7 +40,7 @@ _AUTO = Auto(0.02).with_table(
         fingerprint="",
         num_questions=0,
         num_context_tokens=0,
-        choices=(AutoRatio(0.2, (1.0, 0.0, 0.0, 0.0)), AutoRatio(0.5, (-9.0, 0.0, 0.0, 0.0))),
+        choices=(AutoRatio(0.2, (1.0, 0.0)), AutoRatio(0.5, (-9.0, 0.0))),
         targets=(AutoTarget(0.01, 0.0),),
     )
 )

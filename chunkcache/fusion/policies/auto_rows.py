@@ -13,7 +13,6 @@ import torch
 from chunkcache.fusion.policies.hybrid import Hybrid
 from chunkcache.fusion.policy import Candidates, resolve_layers
 
-NUM_SIGNALS: Final = 3
 _LEAST_SHARE: Final = 1e-6
 
 
@@ -24,8 +23,8 @@ class RowSet:
     Attributes:
         ratio: The ratio.
         chosen: bool ``[C]``.
-        signals: Logarithms of the share of the question's attention to the candidates that goes to
-            those left stale, of how many candidates there are, and of how many chunks.
+        signals: The logarithm of the share of the question's attention to the candidates that goes
+            to those left stale. How many candidates and chunks there are was tried and told nothing.
     """
 
     ratio: float
@@ -44,9 +43,8 @@ def row_sets(candidates: Candidates, ratios: Sequence[float]) -> Iterator[RowSet
     scores = candidates.query_attention(layers, "sum")
     known = replace(candidates, query_attention=lambda layers, how: scores)
     total = float(scores.sum())
-    num_chunks = int(candidates.chunk_of.unique().numel())
     for ratio in ratios:
         chosen = Hybrid(ratio).select(known).chosen
         stale_share = float(scores[~chosen].sum()) / total if total > 0 else 1.0
-        signals = (max(stale_share, _LEAST_SHARE), candidates.num_candidates, num_chunks)
-        yield RowSet(ratio, chosen, tuple(math.log(s) for s in signals))
+        signals = (math.log(max(stale_share, _LEAST_SHARE)),)
+        yield RowSet(ratio, chosen, signals)
