@@ -319,6 +319,7 @@ class ChunkCache:
         options: AskOptions | None = None,
         policy: str | None = None,
         recompute_ratio: float | None = None,
+        target_kl: float | None = None,
         max_tokens: int | None = None,
         compare: bool | None = None,
     ) -> Answer:
@@ -330,15 +331,16 @@ class ChunkCache:
             options: How; the arguments below override it.
             policy: Recompute policy.
             recompute_ratio: Its ratio.
+            target_kl: Its target: mean KL divergence in nats (``auto``).
             max_tokens: Largest number of answer tokens.
             compare: Also run the full prefill on the same prompt, and say how close the answer is.
         """
         options = options or AskOptions()
         if policy is not None:
             options = replace(options, policy=policy)
-        if recompute_ratio is not None:
-            given = replace(options.policy_options, recompute_ratio=recompute_ratio)
-            options = replace(options, policy_options=given)
+        given = {"recompute_ratio": recompute_ratio, "target_kl": target_kl}
+        if given := {name: value for name, value in given.items() if value is not None}:
+            options = replace(options, policy_options=replace(options.policy_options, **given))
         if max_tokens is not None:
             options = replace(options, max_tokens=max_tokens)
         if compare is not None:

@@ -5,7 +5,8 @@ The tree (code, HTTP status)::
     ChunkCacheError
     ├── InvalidValueError           invalid_value            400
     │   ├── EmptyDocumentError      empty_document           400
-    │   └── UnsupportedParameterError  unsupported_parameter 400
+    │   ├── UnsupportedParameterError  unsupported_parameter 400
+    │   └── NotCalibratedError      not_calibrated           400
     ├── ContextLengthExceededError  context_length_exceeded  400
     ├── PackError                   pack_invalid             400
     │   └── ForeignPackError        pack_foreign             409
@@ -73,6 +74,12 @@ class UnsupportedParameterError(InvalidValueError):
     """A known request field asks for something that this build does not do."""
 
     code = "unsupported_parameter"
+
+
+class NotCalibratedError(InvalidValueError):
+    """A policy needs measurements of the model in use that nobody has made yet."""
+
+    code = "not_calibrated"
 
 
 class ContextLengthExceededError(ChunkCacheError):

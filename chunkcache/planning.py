@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from chunkcache.auto_calibration import auto_table
 from chunkcache.catalog import Catalog
 from chunkcache.documents import Document
 from chunkcache.engine.sampling import SamplingParams
@@ -13,6 +14,7 @@ from chunkcache.entry_naming import EntryNames
 from chunkcache.errors import DocumentNotFoundError, InvalidValueError
 from chunkcache.fusion.layout import ChunkRef, PromptStyle, Turn
 from chunkcache.fusion.plan import FusionPlan, OnMiss, PromptParts, plan_fusion
+from chunkcache.fusion.policies.auto import Auto
 from chunkcache.fusion.policies.registry import PolicyOptions, make_policy
 from chunkcache.fusion.policy import Policy
 from chunkcache.loose_text import LooseTexts, TextRef
@@ -153,7 +155,10 @@ class PromptPlanner:
                 param="max_tokens",
             )
         policy = make_policy(
-            options.policy or settings.policy, options.policy_options, settings.recompute_ratio
+            options.policy or settings.policy,
+            options.policy_options,
+            settings.recompute_ratio,
+            settings.target_kl,
         )
         groups, warnings = self._chunk_groups([t.documents for t in turns])
         encode = runtime.model.tokenizer.encode_content
@@ -175,10 +180,13 @@ class PromptPlanner:
         """Plan a prompt whose parts are known.
 
         Raises:
-            InvalidValueError: The policy does not fit the model.
+            InvalidValueError: The policy does not fit the model, or is not calibrated for it.
+            StoreError: The store cannot be read.
         """
         runtime = self._runtime
         policy.check(runtime.model.runner.spec.num_layers)
+        if isinstance(policy, Auto):
+            policy = policy.with_table(auto_table(runtime))
         chunks = parts.chunks
         identities = self.names.identities([c.token_ids for c in chunks], parts.system_ids)
         plan = plan_fusion(

@@ -144,7 +144,9 @@ def measure_fidelity(
 
 def _policy(runtime: Runtime) -> Policy:
     settings = runtime.settings
-    return make_policy(settings.policy, PolicyOptions(), settings.recompute_ratio)
+    return make_policy(
+        settings.policy, PolicyOptions(), settings.recompute_ratio, settings.target_kl
+    )
 
 
 def _fingerprint(runtime: Runtime, probes: ProbeSet) -> str:

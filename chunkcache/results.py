@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from chunkcache.accounting import PromptTokenAccount
+from chunkcache.estimate import EstimateReport
 from chunkcache.fusion.prompt_use import PromptUse
 
 ChunkSource = Literal["device", "host", "disk", "remote", "computed", "not_loaded", "skipped"]
@@ -91,6 +92,7 @@ class FusionReport:
         documents: Per document.
         warnings: Every fallback taken.
         timings: Where the time went.
+        estimate: How close the answer takes itself to be, of a policy that has a target.
     """
 
     policy: str
@@ -104,6 +106,7 @@ class FusionReport:
     documents: tuple[DocumentReport, ...]
     warnings: tuple[ReuseWarning, ...]
     timings: Timings
+    estimate: EstimateReport | None = None
 
 
 @dataclass(frozen=True)
@@ -224,6 +227,7 @@ class Answer:
             "documents": [_rounded(asdict(d)) for d in report.documents],
             "timings": _rounded(asdict(report.timings)),
             "warnings": [asdict(w) for w in report.warnings],
+            "estimate": None if report.estimate is None else report.estimate.to_dict(),
             "verify": None if self.verification is None else self.verification.to_dict(),
         }
 

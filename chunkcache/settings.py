@@ -82,6 +82,8 @@ class Settings(BaseSettings):
     """Recompute policy where a request names none."""
     recompute_ratio: float = Field(default=0.15, ge=0.0, le=1.0)
     """Share of a prompt's chunk tokens that policies with a ratio recompute."""
+    target_kl: float = Field(default=0.02, gt=0.0, le=10.0)
+    """Mean KL divergence in nats that the policy ``auto`` keeps to where a request names none."""
     chunk_tokens: int = Field(default=256, ge=16, le=4096)
     """Largest size of a chunk, in the model's tokens."""
     min_fused_context_tokens: int = Field(default=1024, ge=0)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 
 from chunkcache.errors import CacheMissError
+from chunkcache.estimate import EstimateReport
 from chunkcache.fusion.cost import CostMeter
 from chunkcache.fusion.layout import Layout, Segment
 from chunkcache.fusion.mean_offset import MeanOffset
@@ -159,7 +160,7 @@ class Fusion:
         logits, recomputed = yield from self._recompute(
             layout, sequence, token_ids, rows, selection
         )
-        report = self._report(layout, loaded, template, recomputed)
+        report = self._report(layout, loaded, template, recomputed, selection.estimate)
         return FusionOutcome(logits[0], logits[1:], parts, layout, report)
 
     def _sequence(self, layout: Layout) -> SequenceKV:
@@ -334,6 +335,7 @@ class Fusion:
         loaded: Sequence[LoadedChunk],
         template: PlacedTemplate,
         recomputed: torch.Tensor,
+        estimate: EstimateReport | None,
     ) -> FusionReport:
         plan = self._plan
         spent = self._watch.spent_ms
@@ -349,6 +351,7 @@ class Fusion:
             use=reuse.use,
             documents=reuse.documents,
             warnings=tuple(self._warnings),
+            estimate=estimate,
             timings=Timings(
                 load_ms=spent["load"] + spent["prefill"],
                 prefill_ms=spent["prefill"],

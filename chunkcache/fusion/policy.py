@@ -12,6 +12,7 @@ from typing import ClassVar, Literal
 import torch
 
 from chunkcache.errors import InvalidValueError
+from chunkcache.estimate import EstimateReport
 
 Aggregation = Literal["sum", "l2"]
 ShiftScope = Literal["prompt", "chunk"]
@@ -72,10 +73,12 @@ class RowSelection:
     Attributes:
         chosen: bool ``[C]``: candidates that run from layer 0.
         narrowing: A later choice among them, if any.
+        estimate: What the policy takes the answer for, if it has a target.
     """
 
     chosen: torch.Tensor
     narrowing: Narrowing | None = None
+    estimate: EstimateReport | None = None
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import typer
 
 from chunkcache_api.cli.app import app
 from chunkcache_api.cli.app import main as run_app
+from chunkcache_eval.auto.cli import register as register_auto
 from chunkcache_eval.models.cli import register as register_models
 from chunkcache_eval.precache_cli import register as register_precache
 from chunkcache_eval.quality.cli import register as register_quality
@@ -21,6 +22,7 @@ eval_app = typer.Typer(
 )
 app.add_typer(eval_app, name="eval")
 register_quality(eval_app)
+register_auto(eval_app)
 register_store(eval_app)
 register_models(eval_app)
 register_trace(eval_app)

@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chunkcache.fusion.cost import CostMeter
+from chunkcache.fusion.policies.auto import Auto
+from chunkcache.fusion.policies.auto_table import AutoRatio, AutoTable, AutoTarget
 from chunkcache.fusion.policies.registry import POLICY_NAMES, PolicyOptions, make_policy
 from chunkcache.fusion.policy import Candidates, Policy, rows_of_ratio
 from chunkcache.fusion.recompute import LayerRows, SequenceKV, finish_rows, run_rows
@@ -30,8 +32,23 @@ def _candidates(lengths: list[int], scores: list[float]) -> Candidates:
     )
 
 
+_AUTO = Auto(0.02).with_table(
+    AutoTable(
+        model_name="",
+        preparation="",
+        codec="",
+        fingerprint="",
+        num_questions=0,
+        num_context_tokens=0,
+        choices=(AutoRatio(0.2, (1.0, 0.0)), AutoRatio(0.5, (-9.0, 0.0))),
+        targets=(AutoTarget(0.01, 0.0),),
+    )
+)
+"""Takes its first ratio for too far off, its second for close enough."""
+
+
 def _policy(name: str, ratio: float) -> Policy:
-    return make_policy(name, PolicyOptions(), ratio)
+    return _AUTO if name == "auto" else make_policy(name, PolicyOptions(), ratio)
 
 
 @st.composite
@@ -44,7 +61,7 @@ def _prompts(draw: st.DrawFn) -> tuple[list[int], list[float]]:
 
 
 def test_policies_with_a_ratio_are_known() -> None:
-    assert set(POLICY_NAMES) - set(WITH_RATIO) == {"full", "none", "lego"}
+    assert set(POLICY_NAMES) - set(WITH_RATIO) == {"full", "none", "lego", "auto"}
 
 
 @given(prompt=_prompts(), ratio=st.floats(0, 1), name=st.sampled_from(POLICY_NAMES))
@@ -61,6 +78,8 @@ def test_the_set_is_of_candidates_of_the_size_asked_for_and_stable(
     kept = int(chosen.sum()) if narrowing is None else narrowing.num_rows
     if name in WITH_RATIO:
         assert kept == rows_of_ratio(ratio, size)
+    if name == "auto":
+        assert kept == rows_of_ratio(0.5, size)
     assert kept <= int(chosen.sum()) <= size
     if narrowing is not None:
         assert name in ("deviation", "shift")
@@ -136,7 +155,8 @@ def test_fixed_rows_always_run_and_candidates_stay_within_the_budget(
     options = {"recompute_ratio": ratio} if name in WITH_RATIO else {}
     asked = bench.draw(question, 99)
     stale = bench.run(bench.plan(chunks, "none", question=asked))
-    run = bench.run(bench.plan(chunks, name, question=asked, **options))
+    policy = _AUTO if name == "auto" else name
+    run = bench.run(bench.plan(chunks, policy, question=asked, **options))
     assert bool(torch.isfinite(run.v).all()), "the pool holds NaN where nothing was written"
     positions = [p for s in run.layout.chunks for p in range(s.start, s.end)]
     changed = (run.v[-1] != stale.v[-1]).any(dim=2).any(dim=1)

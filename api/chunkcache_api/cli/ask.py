@@ -23,6 +23,7 @@ from chunkcache_api.cli.options import (
     ReadOnlyOption,
     StoreOption,
     SystemOption,
+    TargetOption,
 )
 from chunkcache_api.cli.process_clock import seconds_since_process_start
 from chunkcache_api.cli.render import (
@@ -88,6 +89,7 @@ def ask(
     ] = None,
     policy: PolicyOption = None,
     ratio: RatioOption = None,
+    target: TargetOption = None,
     max_tokens: Annotated[int, typer.Option(help="Largest number of answer tokens.")] = 64,
     compare: Annotated[
         bool,
@@ -118,7 +120,7 @@ def ask(
         filters = _read_filter(filter_json)
         options = AskOptions(
             policy=policy,
-            policy_options=PolicyOptions(recompute_ratio=ratio),
+            policy_options=PolicyOptions(recompute_ratio=ratio, target_kl=target),
             max_tokens=max_tokens,
             sampling=SamplingParams(temperature=temperature, seed=seed),
             verify=compare,

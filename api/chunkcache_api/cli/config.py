@@ -22,6 +22,7 @@ from chunkcache_api.cli.options import (
     StoreMaxBytesOption,
     StoreOption,
     SystemOption,
+    TargetOption,
 )
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ def show(
     model: ModelOption = None,
     policy: PolicyOption = None,
     recompute_ratio: RatioOption = None,
+    target_kl: TargetOption = None,
     preparation: PreparationOption = None,
     codec: CodecOption = None,
     chunk_tokens: ChunkTokensOption = None,

@@ -26,6 +26,7 @@ from chunkcache_api.cli.options import (
     PreparationOption,
     QuantisationOption,
     RatioOption,
+    TargetOption,
 )
 from chunkcache_api.cli.precache_run import run_precache
 from chunkcache_api.cli.render import (
@@ -68,6 +69,7 @@ def demo(
     quantisation: QuantisationOption = None,
     policy: PolicyOption = None,
     ratio: RatioOption = None,
+    target: TargetOption = None,
     preparation: PreparationOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -83,6 +85,7 @@ def demo(
             quantisation=quantisation,
             policy=policy,
             recompute_ratio=ratio,
+            target_kl=target,
             preparation=preparation,
         ) as opened:
             summary = _precache(opened.cache, as_json=as_json)

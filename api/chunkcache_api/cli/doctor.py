@@ -35,6 +35,7 @@ from chunkcache_api.cli.options import (
     QuantisationOption,
     RatioOption,
     StoreOption,
+    TargetOption,
 )
 from chunkcache_api.cli.render import size
 
@@ -71,6 +72,7 @@ def doctor(
     quantisation: QuantisationOption = None,
     policy: PolicyOption = None,
     ratio: RatioOption = None,
+    target: TargetOption = None,
     preparation: PreparationOption = None,
     codec: CodecOption = None,
     chunk_tokens: ChunkTokensOption = None,
@@ -87,6 +89,7 @@ def doctor(
             quantisation=quantisation,
             policy=policy,
             recompute_ratio=ratio,
+            target_kl=target,
             preparation=preparation,
             codec=codec,
             chunk_tokens=chunk_tokens,

@@ -114,8 +114,8 @@ PolicyOption = Annotated[
         "--policy",
         envvar="CHUNKCACHE_POLICY",
         metavar="NAME",
-        help="Which cached tokens are recomputed: hybrid, query, deviation, shift, lego, "
-        "random, none, or full (the exact answer).",
+        help="Which cached tokens are recomputed: hybrid, auto (as many as --target takes), query, "
+        "deviation, shift, lego, random, none, or full (the exact answer).",
         show_default="hybrid",
     ),
 ]
@@ -126,6 +126,17 @@ RatioOption = Annotated[
         envvar="CHUNKCACHE_RECOMPUTE_RATIO",
         help="Share of the cached tokens that the policy recomputes, 0 to 1.",
         show_default="0.15",
+    ),
+]
+TargetOption = Annotated[
+    float | None,
+    typer.Option(
+        "--target",
+        envvar="CHUNKCACHE_TARGET_KL",
+        metavar="KL",
+        help="How close the policy auto keeps to the full prefill: mean KL divergence of the "
+        "answer in nats, met by nine requests in ten.",
+        show_default="0.02",
     ),
 ]
 SystemOption = Annotated[

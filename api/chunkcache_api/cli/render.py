@@ -9,6 +9,7 @@ from rich.text import Text
 from chunkcache_api.cli.console import printable
 
 if TYPE_CHECKING:
+    from chunkcache.estimate import EstimateReport
     from chunkcache.precache_estimate import PrecacheEstimate
     from chunkcache.results import Answer, PrecacheSummary
 
@@ -41,7 +42,19 @@ def answer_table(answer: "Answer") -> Table:
         f"{report.policy} over {report.preparation}; charged ratio "
         f"{report.charged_ratio:.2f}{exact}",
     )
+    if report.estimate is not None:
+        _fact(table, "estimate", _estimated(report.estimate))
     return table
+
+
+def _estimated(estimate: "EstimateReport") -> str:
+    """What a policy with a target chose, and what it takes its answer for."""
+    if estimate.ran_full:
+        return f"no share is enough for a target of {estimate.target_kl:g}: everything ran"
+    return (
+        f"mean KL at most {estimate.estimated_kl:.2g} with {estimate.ratio:.0%}, for a target of "
+        f"{estimate.target_kl:g}"
+    )
 
 
 def documents_table(answer: "Answer") -> Table:

@@ -30,6 +30,7 @@ from chunkcache_api.cli.options import (
     ReadOnlyOption,
     StoreMaxBytesOption,
     StoreOption,
+    TargetOption,
 )
 from chunkcache_api.cli.retrieval import RetrieverFactory, make_neighbours, why_no_retriever
 
@@ -84,6 +85,7 @@ def serve(
     quantisation: QuantisationOption = None,
     policy: PolicyOption = None,
     ratio: RatioOption = None,
+    target: TargetOption = None,
     preparation: PreparationOption = None,
     codec: CodecOption = None,
     chunk_tokens: ChunkTokensOption = None,
@@ -103,6 +105,7 @@ def serve(
             quantisation=quantisation,
             policy=policy,
             recompute_ratio=ratio,
+            target_kl=target,
             preparation=preparation,
             codec=codec,
             chunk_tokens=chunk_tokens,

@@ -40,6 +40,8 @@ class ReuseOptions(BaseModel):
     """Share of the ratio that every chunk gets, whatever its attention (``query``, ``hybrid``)."""
     per_chunk: bool | None = None
     """Whether offsets are averaged chunk by chunk, not over the prompt (``shift``)."""
+    target_kl: Annotated[FiniteFloat, Field(gt=0.0, le=10.0)] | None = None
+    """How close the answer is to come: mean KL divergence in nats (``auto``)."""
     on_miss: Literal["prefill", "error", "skip"] = "prefill"
     """What to do about a chunk that is not cached."""
     verify: bool = False
@@ -58,6 +60,7 @@ class ReuseOptions(BaseModel):
             aggregation=self.aggregation,
             chunk_floor=self.chunk_floor,
             per_chunk=self.per_chunk,
+            target_kl=self.target_kl,
         )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from chunkcache.errors import InvalidValueError
+from chunkcache.fusion.policies.auto import DEFAULT_TARGET_KL, Auto
 from chunkcache.fusion.policies.deviation import Deviation
 from chunkcache.fusion.policies.full import Full
 from chunkcache.fusion.policies.hybrid import Hybrid
@@ -26,6 +27,7 @@ class PolicyOptions:
         aggregation: How attention is summed (``query``).
         chunk_floor: Share of the ratio that every chunk gets (``query``, ``hybrid``).
         per_chunk: Whether offsets are averaged chunk by chunk (``shift``).
+        target_kl: Mean KL divergence in nats that the answer is to keep to (``auto``).
         seed: Seed of ``random``.
     """
 
@@ -35,6 +37,7 @@ class PolicyOptions:
     aggregation: Aggregation | None = None
     chunk_floor: float | None = None
     per_chunk: bool | None = None
+    target_kl: float | None = None
     seed: int | None = None
 
     def given(self) -> dict[str, object]:
@@ -66,19 +69,26 @@ _BUILDERS: dict[str, tuple[Callable[..., Policy], dict[str, str]]] = {
         },
     ),
     "shift": (Shift, {"recompute_ratio": "ratio", "per_chunk": "per_chunk"}),
+    "auto": (Auto, {"target_kl": "target_kl"}),
     "random": (Random, {"recompute_ratio": "ratio", "seed": "seed"}),
 }
 
 POLICY_NAMES = tuple(_BUILDERS)
 
 
-def make_policy(name: str, options: PolicyOptions, default_ratio: float) -> Policy:
+def make_policy(
+    name: str,
+    options: PolicyOptions,
+    default_ratio: float,
+    default_target_kl: float = DEFAULT_TARGET_KL,
+) -> Policy:
     """Build a policy.
 
     Args:
         name: One of :data:`POLICY_NAMES`.
         options: The caller's parameters.
         default_ratio: Ratio where the policy needs one and the caller gave none.
+        default_target_kl: The same of a target.
 
     Raises:
         InvalidValueError: Unknown name, a parameter that the policy does not have, a bad value.
@@ -91,6 +101,8 @@ def make_policy(name: str, options: PolicyOptions, default_ratio: float) -> Poli
     arguments: dict[str, object] = {}
     if "recompute_ratio" in names:
         arguments["ratio"] = default_ratio
+    if "target_kl" in names:
+        arguments["target_kl"] = default_target_kl
     for option, value in options.given().items():
         if option not in names:
             raise InvalidValueError(f"policy {name!r} has no parameter {option!r}", param=option)

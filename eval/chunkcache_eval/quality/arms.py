@@ -121,7 +121,7 @@ METHODS: dict[str, Method] = {
 BOUNDS = ("none", "full")
 """Methods between which all others lie; every run has them, ``none`` first: the others name its F1."""
 
-_NAME = re.compile(r"([\w-]+)(?:\((-?\d{1,6})\))?")
+_NAME = re.compile(r"([\w-]+)(?:\((-?\d{1,6}(?:\.\d{1,6})?)\))?")
 
 
 def arms_for(
@@ -133,7 +133,8 @@ def arms_for(
     stands there once. What is named twice stands there once.
 
     Args:
-        policies: Names of :data:`METHODS`; ``epic(8)`` sets the number of first tokens.
+        policies: Names of :data:`METHODS`; ``epic(8)`` sets the number of first tokens, and
+            ``auto(0.05)`` the target.
         preparations: ``alone``, ``sink(k)``, ``system``, ``preamble``, ``neighbours(n)``.
         ratios: For policies that have one; each within 0 and 1.
 
@@ -171,9 +172,18 @@ def _method(name: str) -> Method:
             f"unknown policy {name!r}; known: {', '.join(sorted(METHODS))}", param="policy"
         )
     if parsed[2] is not None:
-        method = replace(method, options=replace(method.options, first_tokens=int(parsed[2])))
+        method = replace(method, options=_with_number(name, method, parsed[2]))
     make_policy(method.policy, method.options, default_ratio=0.0)
     return method
+
+
+def _with_number(name: str, method: Method, number: str) -> PolicyOptions:
+    """The method's options with the number that stands behind its name."""
+    if method.policy == "auto":
+        return replace(method.options, target_kl=float(number))
+    if "." in number:
+        raise InvalidValueError(f"{name!r} needs a whole number of tokens", param="policy")
+    return replace(method.options, first_tokens=int(number))
 
 
 def _ratios_of(name: str, method: Method, ratios: Sequence[float]) -> tuple[float | None, ...]:

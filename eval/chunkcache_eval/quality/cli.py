@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 HELP = help_text(
     """Measure how close fused answers come to the full prefill's, and at what cost.
 
-    Every policy sees the same token ids. Policies: full, none, hybrid, query, shift, random, and
-    published methods by name: cacheblend, epic, infoflow, prophetkv. cacheblend-as-shipped keeps
-    the published code's mask by row order; prefix-cache reuses only what an earlier prompt of the
-    file began with. full and none always run.
+    Every policy sees the same token ids. Policies: full, none, hybrid, query, shift, random,
+    auto (auto(0.05) sets its target), and published methods by name: cacheblend, epic,
+    infoflow, prophetkv. cacheblend-as-shipped keeps the published code's mask by row order;
+    prefix-cache reuses only what an earlier prompt of the file began with. full and none always
+    run.
     Data files hold one JSON object per line, as records or in LongBench's form; without one, the
     demo corpus is used.
 
