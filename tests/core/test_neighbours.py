@@ -285,24 +285,6 @@ def test_an_entry_that_the_catalog_could_not_note_stays_in_no_tier(
     assert not any(_is_anywhere(cache, i.key()) for i in identities)
 
 
-def test_neighbours_are_of_documents_in_the_same_sets(cache: ChunkCache) -> None:
-    for name in NAMES:
-        cache.put(name, TEXTS[name])
-    cache.catalog.collections.create("one", document_ids=["a", "c"])
-    cache.precache(neighbours=Ranking(cache))
-
-    def behind(name: str) -> list[ChunkId]:
-        (chunk,) = cache.get(name).chunks
-        found = cache.catalog.get_neighbours("neighbours(2)", [chunk.chunk_id])
-        return [n.chunk_id for n in found.get(chunk.chunk_id, ())]
-
-    ids = {name: cache.get(name).chunks[0].chunk_id for name in NAMES}
-    assert behind("a") == [ids["c"]]
-    assert behind("c") == [ids["a"]]
-    assert behind("b") == [ids["d"]]
-    assert behind("d") == [ids["b"]]
-
-
 def test_tenants_do_not_see_each_other(cache: ChunkCache) -> None:
     other = ChunkCache(cache.runtime, tenant="other")
     for name in "ab":
