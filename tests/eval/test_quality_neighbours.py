@@ -126,18 +126,19 @@ def test_a_folder_holds_neighbours_of_one_kind(measure_in: MeasureIn) -> None:
         measure_in("out", "random")
 
 
+@pytest.mark.parametrize("source", ["embedding", "shared"])
 def test_the_embedder_is_a_source_too(
-    measure_in: MeasureIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    measure_in: MeasureIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
 ) -> None:
     from chunkcache_retriever.testing import FixedEmbedder
 
     monkeypatch.setattr("chunkcache_retriever.minilm.MiniLmEmbedder", FixedEmbedder)
-    measure_in("out", "embedding")
+    measure_in("out", source)
     assert set(_neighbours(tmp_path / "out" / "store")) == {"p0", "p1", "p2"}
 
 
 def test_an_unknown_source_names_those_there_are() -> None:
-    with pytest.raises(InvalidValueError, match="embedding, overlap, random"):
+    with pytest.raises(InvalidValueError, match="embedding, shared, overlap, random"):
         neighbour_source("friends")
 
 
@@ -158,7 +159,7 @@ def test_the_command_passes_the_choice_on(
 
     result = run("--neighbours", "friends")
     assert result.exit_code == 1
-    assert "known: embedding, overlap, random" in result.stdout
+    assert "known: embedding, shared, overlap, random" in result.stdout
     result = run("--neighbours", "overlap")
     assert result.exit_code == 0, result.output
     assert '"ingest_cost"' in result.stdout

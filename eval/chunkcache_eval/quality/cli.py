@@ -147,8 +147,8 @@ def quality(
         typer.Option(
             metavar="KIND",
             help="How neighbours(n) finds them, among all passages of the file that share no "
-            "prompt with the chunk: embedding, overlap (of tokens) or random. One folder of "
-            "results holds one kind.",
+            "prompt with the chunk: embedding, shared (by a group of chunks), overlap (of tokens) "
+            "or random. One folder of results holds one kind.",
         ),
     ] = "embedding",
     ratio: Annotated[
