@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ARGS ?=
 
-.PHONY: help setup demo test test-slow lint format eval-speed eval-quality clean
+.PHONY: help setup demo test test-slow fuzz lint format eval-speed eval-quality clean
 
 help: ## Show this list.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -29,6 +29,9 @@ test: $(STAMP) ## Run the test suite.
 
 test-slow: $(STAMP) ## Run the slow checks too.
 	$(BIN)/python -m pytest -m "not gpu" $(ARGS)
+
+fuzz: $(STAMP) ## Put many more generated requests to the API than the tests do.
+	FUZZ_EXAMPLES=250 $(BIN)/python -m pytest --timeout 3600 tests/api/test_schema.py $(ARGS)
 
 lint: $(STAMP) ## Check style, types and import layers.
 	$(BIN)/ruff format --check .
