@@ -8,7 +8,7 @@ ADAPTERS := .venv-adapters
 ADAPTERS_STAMP := $(ADAPTERS)/.installed
 ARGS ?=
 
-.PHONY: help setup demo test test-slow test-adapters lint format eval-speed eval-quality clean
+.PHONY: help setup demo test test-slow test-adapters fuzz lint format eval-speed eval-quality clean
 
 help: ## Show this list.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -32,6 +32,9 @@ test: $(STAMP) ## Run the test suite.
 
 test-slow: $(STAMP) ## Run the slow checks too.
 	$(BIN)/python -m pytest -m "not gpu" $(ARGS)
+
+fuzz: $(STAMP) ## Put many more generated requests to the API than the tests do.
+	FUZZ_EXAMPLES=250 $(BIN)/python -m pytest --timeout 3600 tests/api/test_schema.py $(ARGS)
 
 test-adapters: $(ADAPTERS_STAMP) ## Run the frameworks' own tests on the adapters, and check their types.
 	$(BIN)/pyright -p pyright-adapters.json

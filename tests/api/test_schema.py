@@ -16,6 +16,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.errors import Unsatisfiable
 
 from chunkcache.runtime import Runtime
 from chunkcache_api.app import ERRORS, create_app
@@ -28,7 +29,7 @@ schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not i
 
 Serve = Callable[[FastAPI], AbstractContextManager[httpx.Client]]
 
-NUM_EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "8"))
+NUM_EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "4"))
 """Requests per operation and kind; chains of requests likewise."""
 QUICK = settings(
     max_examples=NUM_EXAMPLES,
@@ -120,12 +121,8 @@ def test_no_request_brings_an_undeclared_failure(
 
     try:
         ask()
-    except schemathesis.errors.InvalidSchema if False else _Nothing:
+    except Unsatisfiable:
         pytest.skip("nothing can be wrong about it")
-
-
-class _Nothing(Exception):
-    """Placeholder."""
 
 
 def test_chains_of_requests_keep_tenants_apart(server: Server) -> None:
