@@ -9,8 +9,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from chunkcache.catalog import Catalog
+from chunkcache.catalog_records import encode_metadata
 from chunkcache.catalog_values import PutResult
-from chunkcache.documents import Document, Metadata, UploadedFile, canonical_text
+from chunkcache.documents import (
+    Document,
+    Metadata,
+    UploadedFile,
+    canonical_text,
+    check_document_id,
+    check_metadata,
+)
 from chunkcache.entry_naming import EntryNames
 from chunkcache.errors import StoreError, StoreFullError
 from chunkcache.results import IngestResult
@@ -99,6 +107,9 @@ class DocumentIngest:
         """Cut a document and store it, without any model work."""
         text = canonical_text(text)
         runtime = self.runtime
+        known = self._stored_alike(document_id, text, metadata, text_format, expires_at, file)
+        if known is not None:
+            return PutResult("unchanged", known)
         document = Document(
             document_id=document_id,
             text=text,
@@ -130,6 +141,32 @@ class DocumentIngest:
             format_of_fingerprint(document.chunking),
             document.expires_at,
         )
+
+    def _stored_alike(
+        self,
+        document_id: str,
+        text: str,
+        metadata: Metadata,
+        text_format: TextFormat,
+        expires_at: float | None,
+        file: UploadedFile | None,
+    ) -> Document | None:
+        """The stored document, if putting this one would change nothing: it need not be cut for that."""
+        runtime = self.runtime
+        check_document_id(document_id)
+        stored = self.catalog.get(document_id)
+        if (
+            stored is None
+            or runtime.env.read_only
+            or stored.text != text
+            or stored.tokenizer != runtime.model.tokenizer.digest
+            or stored.chunking != runtime.splitter.fingerprint(text_format)
+            or stored.expires_at != expires_at
+            or file not in (None, stored.file)
+        ):
+            return None
+        check_metadata(metadata)
+        return stored if encode_metadata(stored.metadata) == encode_metadata(metadata) else None
 
     def prefill(
         self, document: Document, on_prefill: OnPrefill = lambda num_tokens, num_rows: None

@@ -221,3 +221,31 @@ def test_settings_that_are_unknown_or_out_of_range_are_refused(tmp_path: Path) -
         with pytest.raises(InvalidValueError) as caught:
             load_settings(store=tmp_path, **values)
         assert caught.value.param == next(iter(values))
+
+
+def test_putting_again_what_is_there_cuts_nothing(
+    open_cache, passages: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = open_cache()
+    first = cache.put("tower", passages["tower"], {"n": 1})
+    generation = cache.catalog.generation()
+    splitter = type(cache.runtime.splitter)
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("it was cut again")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(splitter, "split", refuse)
+        again = cache.put("tower", "\ufeff" + passages["tower"], {"n": 1})
+        assert (again.status, again.num_chunks) == ("unchanged", first.num_chunks)
+        assert cache.catalog.generation() == generation
+        for text, metadata, text_format in (
+            (passages["bridge"], {"n": 1}, "text"),
+            (passages["tower"], {"n": True}, "text"),
+            (passages["tower"], {"n": 1}, "markdown"),
+        ):
+            with pytest.raises(AssertionError, match="cut again"):
+                cache.put("tower", text, metadata, text_format=text_format)
+    assert cache.put("tower", passages["tower"], {"n": True}).status == "updated"
+    cache.delete("tower")
+    assert cache.put("tower", passages["tower"], {"n": 1}).status == "created"

@@ -142,10 +142,9 @@ class ChatChunkCache(BaseChatModel):
         if unknown := sorted(kwargs.keys() - {"method", "strict"}):
             raise UnsupportedParameterError(f"{unknown[0]} is not implemented", param=unknown[0])
         model = self.bind(json_schema=convert_to_json_schema(schema))
-        is_pydantic = isinstance(schema, type) and is_basemodel_subclass(schema)
-        parser: Runnable[Any, Any] = (
-            PydanticOutputParser(pydantic_object=schema) if is_pydantic else JsonOutputParser()
-        )
+        parser: Runnable[Any, Any] = JsonOutputParser()
+        if isinstance(schema, type) and is_basemodel_subclass(schema):
+            parser = PydanticOutputParser(pydantic_object=schema)
         if not include_raw:
             return model | parser
         failed = RunnablePassthrough.assign(parsed=lambda _: None)
