@@ -59,6 +59,13 @@ class Server:
     def call(self, case: Any, tenant: str) -> Any:
         return case.call(headers={"authorization": f"Bearer {self.keys[tenant]}"}, timeout=60)
 
+    def stored(self, tenant: str) -> set[str]:
+        """The ids of a tenant's documents."""
+        headers = {"authorization": f"Bearer {self.keys[tenant]}"}
+        page = self.client.get("/v1/documents", params={"limit": 1000}, headers=headers).json()
+        assert not page["has_more"]
+        return {document["id"] for document in page["data"]}
+
 
 @pytest.fixture(scope="module")
 def runtime(make_runtime: Callable[..., Runtime]) -> Iterator[Runtime]:
@@ -127,7 +134,7 @@ def test_no_request_brings_an_undeclared_failure(
 
 def test_chains_of_requests_keep_tenants_apart(server: Server) -> None:
     """What one has stored and the other has not is there for the one alone."""
-    owned: dict[str, set[str]] = {tenant: set() for tenant in TENANTS}
+    owned: dict[str, set[str]] = {tenant: server.stored(tenant) for tenant in TENANTS}
     turns = cycle(TENANTS)
     num_seen = {"stored": 0, "found": 0}
 
@@ -159,3 +166,4 @@ def test_chains_of_requests_keep_tenants_apart(server: Server) -> None:
 
     Chains.run(settings=settings(QUICK, max_examples=NUM_EXAMPLES * 3, stateful_step_count=8))
     assert num_seen["stored"] > 0
+    assert all(server.stored(tenant) <= owned[tenant] for tenant in TENANTS)
