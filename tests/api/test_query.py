@@ -261,3 +261,16 @@ def test_top_k_asks_the_retriever(runtime: Runtime, serve: Serve) -> None:
         failed = client.post("/v1/query", json={"query": "fail", "top_k": 1})
         assert refusal(failed) == (500, "internal_error", None)
         assert "secret" not in failed.text
+
+
+def test_auto_is_refused_without_a_calibration_and_with_a_target_that_is_none(
+    client: httpx.Client,
+) -> None:
+    """The message names the command; a target of another policy is refused too."""
+    response = ask(client, chunkcache={"policy": "auto", "target_kl": 0.02})
+    assert refusal(response) == (400, "not_calibrated", "policy")
+    assert "chunkcache eval auto" in response.json()["error"]["message"]
+    response = ask(client, chunkcache={"policy": "auto", "target_kl": 0})
+    assert refusal(response) == (400, "invalid_value", "chunkcache.target_kl")
+    response = ask(client, chunkcache={"policy": "hybrid", "target_kl": 0.02})
+    assert refusal(response) == (400, "invalid_value", "target_kl")
