@@ -180,7 +180,7 @@ def test_what_documents_say_is_shown_and_never_run(
     page.get_by_role("button", name="Store").click()
     page.locator("td.id").get_by_text(name).wait_for()
     page.get_by_role("button", name=f"Show {name}").click()
-    assert page.locator("#viewer-text").text_content() == text
+    playwright.expect(page.locator("#viewer-text")).to_have_text(text)
     page.get_by_role("button", name="Close").click()
     page.get_by_role("tab", name="Ask").click()
     card = pick_and_ask(page, name)

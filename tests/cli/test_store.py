@@ -77,7 +77,9 @@ def test_a_damaged_document_is_named(filled, cli_json, cli) -> None:
     assert result.exit_code == 3
     assert "damaged_document: 001.txt" in result.stderr
     assert "damaged_document: 002.txt" in result.stderr
-    assert cli("stats").exit_code == 1
+    asked = cli("ask", "Which?", "--doc", "002.txt")
+    assert asked.exit_code == 1
+    assert "document '002.txt' is damaged" in asked.stderr
     cli_json("store", "verify", "--repair")
     assert cli_json("stats")["documents"] == NUM_DOCUMENTS - 1
     assert cli_json("precache", filled.parent / "docs")["created"] == 1

@@ -93,7 +93,7 @@ def test_it_can_be_the_server_s_policy_with_its_own_target(
     cache = open_cache(policy="auto", target_kl=0.08)
     _keep(cache, RUNS_FULL)
     names = _fill(cache, passages)
-    answer = cache.answer(QUESTION, names, verify=True)
+    answer = cache.answer(QUESTION, names, compare=True)
     assert answer.report.policy == "auto(0.08)"
     assert answer.report.estimate is not None
     assert answer.report.estimate.ran_full
