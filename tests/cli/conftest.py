@@ -90,7 +90,10 @@ def start_cli(settings_env: pytest.MonkeyPatch) -> Iterator[StartCli]:
     def start(*args: str | Path) -> "subprocess.Popen[str]":
         process = subprocess.Popen(
             [sys.executable, "-m", "chunkcache_api.cli", *map(str, args)],
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+            env=os.environ
+            | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+            # As in this process: the last bits may depend on it.
+            | {"OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -27,7 +27,7 @@ def test_every_answer_is_counted_as_its_report_says(
     for name, text in passages.items():
         cache.put(name, text)
     answers = [
-        cache.answer(QUESTION, names, max_tokens=n, verify=n == 5)
+        cache.answer(QUESTION, names, max_tokens=n, compare=n == 5)
         for names, n in ((list(passages), 5), (["tower"], 3), ([], 4))
     ]
     stats = cache.runtime.meter.stats()
