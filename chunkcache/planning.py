@@ -198,7 +198,8 @@ class PromptPlanner:
             on_miss=options.on_miss,
             limits=runtime.limits,
         )
-        return replace(plan, warnings=plan.warnings + _neighbour_warnings(plan))
+        warnings = (*plan.warnings, *_neighbour_warnings(plan), *_calibration_warnings(plan))
+        return replace(plan, warnings=warnings)
 
     def system_ids(self, system: str | None) -> tuple[int, ...]:
         """Token ids of a system prompt; None is the default one."""
@@ -270,6 +271,23 @@ def _neighbour_warnings(plan: FusionPlan) -> tuple[ReuseWarning, ...]:
             document_id,
         )
         for document_id, num_chunks in others.items()
+    )
+
+
+def _calibration_warnings(plan: FusionPlan) -> tuple[ReuseWarning, ...]:
+    """Whether a target is asked for of a prompt longer than those that its bound was learned on."""
+    policy, num_tokens = plan.policy, plan.layout.num_context_tokens
+    if not isinstance(policy, Auto) or policy.table is None:
+        return ()
+    longest = policy.table.num_context_tokens
+    if num_tokens <= longest:
+        return ()
+    return (
+        ReuseWarning(
+            "outside_calibration",
+            f"{num_tokens} context tokens, over the {longest} that `auto` was calibrated on: its "
+            "bound may not hold",
+        ),
     )
 
 

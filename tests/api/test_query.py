@@ -268,9 +268,9 @@ def test_auto_is_refused_without_a_calibration_and_with_a_target_that_is_none(
 ) -> None:
     """The message names the command; a target of another policy is refused too."""
     response = ask(client, chunkcache={"policy": "auto", "target_kl": 0.02})
-    assert refusal(response) == (400, "not_calibrated", "policy")
+    assert refusal(response) == (400, "not_calibrated", "chunkcache.policy")
     assert "chunkcache eval auto" in response.json()["error"]["message"]
     response = ask(client, chunkcache={"policy": "auto", "target_kl": 0})
     assert refusal(response) == (400, "invalid_value", "chunkcache.target_kl")
     response = ask(client, chunkcache={"policy": "hybrid", "target_kl": 0.02})
-    assert refusal(response) == (400, "invalid_value", "target_kl")
+    assert refusal(response) == (400, "invalid_value", "chunkcache.target_kl")

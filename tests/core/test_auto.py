@@ -82,6 +82,20 @@ def test_a_target_that_cannot_be_met_is_refused_before_any_work(
     assert refused.value.param == "target_kl"
 
 
+def test_a_prompt_longer_than_calibrated_ones_says_so(
+    open_cache: Callable[..., Any], passages: dict[str, str]
+) -> None:
+    """The table is of prompts of up to 100 chunk tokens; all passages have more."""
+    cache = open_cache()
+    _keep(cache, TAKES_LITTLE)
+    names = _fill(cache, passages)
+    how = AskOptions(policy="auto")
+    for asked, codes in ((names, ["outside_calibration"]), ([], [])):
+        plan = cache.plan(QUESTION, asked, how)
+        assert (plan.layout.num_context_tokens > 100) == bool(codes)
+        assert [w.code for w in plan.warnings] == codes
+
+
 def test_other_policies_have_no_target(open_cache: Callable[..., Any]) -> None:
     with pytest.raises(InvalidValueError, match="no parameter 'target_kl'"):
         open_cache().answer(QUESTION, [], policy="hybrid", target_kl=0.1)
