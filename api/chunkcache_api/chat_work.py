@@ -1,24 +1,20 @@
 """``POST /v1/chat/completions`` as work: a conversation, and its answers in OpenAI's form."""
 
-import secrets
 from collections.abc import Sequence
 from typing import Any
 
 from chunkcache.engine.sampling import SamplingParams
-from chunkcache.fusion.plan import FusionPlan
 from chunkcache.planning import AskOptions
 from chunkcache.results import Answer, usage_of
-from chunkcache.streaming import StreamingAnswer
-from chunkcache_api.answering import AnswerWork
 from chunkcache_api.chat_logprobs import logprobs_body
 from chunkcache_api.chat_messages import chat_turns, num_system_messages, system_text
+from chunkcache_api.conversation_work import ConversationWork
 from chunkcache_api.schemas.chat import ChatRequest
 from chunkcache_api.schemas.query import ReuseOptions
 from chunkcache_api.service import Service, system_fingerprint
-from chunkcache_api.workers import WorkerScope
 
 
-class ChatWork(AnswerWork):
+class ChatWork(ConversationWork):
     """Goes on with one conversation.
 
     Args:
@@ -42,37 +38,14 @@ class ChatWork(AnswerWork):
     }
 
     def __init__(self, service: Service, request: ChatRequest) -> None:
-        super().__init__(service, request.model, shows_prompt=request.chunkcache.show_prompt)
-        self._request = request
         messages = request.messages
-        self._turns = chat_turns(
-            messages, request.documents or (), first=num_system_messages(messages)
-        )
-        self._runtime = service.cache.runtime
-        self._seed = secrets.randbits(63) if request.seed is None else request.seed
-
-    def begin(self, scope: WorkerScope) -> StreamingAnswer:
-        """Ask."""
-        scope.check()
-        growing = self.service.cache.chat(self._turns, self._options())
-        self._runtime = growing.runtime
-        return growing
-
-    def make_plan(self) -> tuple[FusionPlan, AskOptions]:
-        """Plan."""
-        options = self._options()
-        return self.service.cache.plan_chat(self._turns, options), options
+        turns = chat_turns(messages, request.documents or (), first=num_system_messages(messages))
+        super().__init__(service, request, turns)
+        self._request = request
 
     def labels(self) -> dict[str, Any]:
-        """Whose request it was, in the client's words, and the seed to draw the same again."""
-        request = self._request
-        return {
-            "user": request.user,
-            "safety_identifier": request.safety_identifier,
-            "metadata": request.metadata,
-            "seed": self._seed,
-            "n": request.n or 1,
-        }
+        """And how many answers were asked for."""
+        return super().labels() | {"n": self._request.n or 1}
 
     def head(self, name: str, kind: str) -> dict[str, Any]:
         """What a response and the chunks of a stream begin with."""
@@ -81,7 +54,7 @@ class ChatWork(AnswerWork):
             "object": kind,
             "created": self.created,
             "model": self.service.model_name,
-            "system_fingerprint": system_fingerprint(self._runtime),
+            "system_fingerprint": system_fingerprint(self.runtime),
         }
 
     def body(self, name: str, answers: Sequence[Answer]) -> dict[str, Any]:
@@ -97,16 +70,17 @@ class ChatWork(AnswerWork):
                 for index, answer in enumerate(answers)
             ],
             "usage": usage_of(answers),
-            "chunkcache": answers[0].reuse() | {"seed": self._seed},
+            "chunkcache": answers[0].reuse() | {"seed": self.seed},
         }
 
     def logprobs(self, tokens: Sequence[Any]) -> dict[str, Any] | None:
         """Log probabilities in OpenAI's form; None where none were asked for."""
         if not self._request.logprobs:
             return None
-        return logprobs_body(self._runtime.model.tokenizer, tokens)
+        return logprobs_body(self.runtime.model.tokenizer, tokens)
 
-    def _options(self) -> AskOptions:
+    def options(self) -> AskOptions:
+        """As the request says."""
         request, reuse = self._request, self._request.chunkcache
         settings = self.service.cache.runtime.settings
         given = request.max_completion_tokens or request.max_tokens
@@ -119,7 +93,7 @@ class ChatWork(AnswerWork):
             sampling=SamplingParams(
                 1.0 if request.temperature is None else request.temperature,
                 1.0 if request.top_p is None else request.top_p,
-                seed=self._seed,
+                seed=self.seed,
             ),
             on_miss=reuse.on_miss,
             verify=reuse.verify,

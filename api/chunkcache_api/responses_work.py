@@ -1,22 +1,18 @@
 """``POST /v1/responses`` as work: a conversation, and its answer in the form of Open Responses."""
 
-import secrets
 import time
 from collections.abc import Sequence
 from typing import Any, Final, Literal
 
 from chunkcache.engine.sampling import SamplingParams
-from chunkcache.fusion.plan import FusionPlan
 from chunkcache.planning import AskOptions
 from chunkcache.results import Answer, TokenLogprob, usage_of
-from chunkcache.streaming import StreamingAnswer
-from chunkcache_api.answering import AnswerWork
 from chunkcache_api.chat_logprobs import logprobs_body
+from chunkcache_api.conversation_work import ConversationWork
 from chunkcache_api.responses_input import response_system, response_turns
 from chunkcache_api.schemas.query import ReuseOptions
 from chunkcache_api.schemas.responses import ResponsesRequest, TextOptions
 from chunkcache_api.service import Service
-from chunkcache_api.workers import WorkerScope
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
 
@@ -43,7 +39,7 @@ _UNUSED: Final[dict[str, Any]] = {
 nothing yet."""
 
 
-class ResponsesWork(AnswerWork):
+class ResponsesWork(ConversationWork):
     """Answers one request.
 
     Args:
@@ -67,33 +63,8 @@ class ResponsesWork(AnswerWork):
     }
 
     def __init__(self, service: Service, request: ResponsesRequest) -> None:
-        super().__init__(service, request.model)
+        super().__init__(service, request, response_turns(request))
         self._request = request
-        self._turns = response_turns(request)
-        self._seed = secrets.randbits(63) if request.seed is None else request.seed
-        self._runtime = service.cache.runtime
-
-    def begin(self, scope: WorkerScope) -> StreamingAnswer:
-        """Ask."""
-        scope.check()
-        growing = self.service.cache.chat(self._turns, self._options())
-        self._runtime = growing.runtime
-        return growing
-
-    def make_plan(self) -> tuple[FusionPlan, AskOptions]:
-        """Plan."""
-        options = self._options()
-        return self.service.cache.plan_chat(self._turns, options), options
-
-    def labels(self) -> dict[str, Any]:
-        """Whose request it was, in the client's words, and the seed to draw the same again."""
-        request = self._request
-        return {
-            "user": request.user,
-            "safety_identifier": request.safety_identifier,
-            "metadata": request.metadata,
-            "seed": self._seed,
-        }
 
     def resource(self, name: str, status: Status, **fields: Any) -> dict[str, Any]:
         """A response object, at whatever point of its making."""
@@ -145,9 +116,7 @@ class ResponsesWork(AnswerWork):
         """
         if not self._request.wants_logprobs:
             return []
-        found: list[dict[str, Any]] = logprobs_body(self._runtime.model.tokenizer, tokens)[
-            "content"
-        ]
+        found: list[dict[str, Any]] = logprobs_body(self.runtime.model.tokenizer, tokens)["content"]
         return [
             _with_bytes(token) | {"top_logprobs": [_with_bytes(t) for t in token["top_logprobs"]]}
             for token in found
@@ -170,10 +139,11 @@ class ResponsesWork(AnswerWork):
                 "output_tokens_details": {"reasoning_tokens": 0},
                 "total_tokens": usage["total_tokens"],
             },
-            chunkcache=answer.reuse() | {"seed": self._seed},
+            chunkcache=answer.reuse() | {"seed": self.seed},
         )
 
-    def _options(self) -> AskOptions:
+    def options(self) -> AskOptions:
+        """As the request says."""
         request, reuse = self._request, self._request.chunkcache
         settings = self.service.cache.runtime.settings
         given = request.max_output_tokens
@@ -185,7 +155,7 @@ class ResponsesWork(AnswerWork):
             sampling=SamplingParams(
                 1.0 if request.temperature is None else request.temperature,
                 1.0 if request.top_p is None else request.top_p,
-                seed=self._seed,
+                seed=self.seed,
             ),
             on_miss=reuse.on_miss,
             verify=reuse.verify,

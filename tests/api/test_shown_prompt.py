@@ -87,6 +87,14 @@ def test_streams_and_conversations_show_it_at_their_end(
     }
     pieces = client.post("/v1/chat/completions", json=chat).json()["chunkcache"]["prompt"]
     assert "".join(p["text"] for p in pieces if p["kind"] == "query") == "Which door?"
+    response = {
+        "model": "tiny-llama",
+        "input": "Which door?",
+        "max_output_tokens": 2,
+        "chunkcache": {"show_prompt": True},
+    }
+    pieces = client.post("/v1/responses", json=response).json()["chunkcache"]["prompt"]
+    assert "".join(p["text"] for p in pieces if p["kind"] == "query") == "Which door?"
 
 
 def test_a_document_is_listed_with_the_tiers_that_hold_its_chunks(
