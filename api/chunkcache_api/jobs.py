@@ -21,6 +21,7 @@ from chunkcache.errors import (
     QueueFullError,
     RequestCancelledError,
 )
+from chunkcache.failure_logs import traceback_text
 from chunkcache.neighbours import NeighbourFinder
 from chunkcache.precache import Item, PrecacheProgress, StoredDocument
 from chunkcache.results import PrecacheSummary
@@ -210,7 +211,7 @@ class PrecacheJobs:
             _log.warning("job_failed", job=job.job_id, code=error.code, reason=error.message)
             job.error = error
         except Exception as error:  # the job fails, the others go on
-            _log.error("job_failed", job=job.job_id, exc_info=error)
+            _log.error("job_failed", job=job.job_id, exception=traceback_text(error))
             job.error = internal_error()
         with self._lock:
             self._end(job, status)

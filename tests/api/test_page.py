@@ -151,10 +151,10 @@ def test_every_field_has_a_label(html: _Page) -> None:
 def test_tabs_name_their_panels(html: _Page) -> None:
     tabs = [a for _, a in html.elements if a.get("role") == "tab"]
     panels = {a["id"]: a for _, a in html.elements if a.get("role") == "tabpanel"}
-    assert len(tabs) == len(panels) == 3
+    assert len(tabs) == len(panels) == 4
     for tab in tabs:
         assert panels[str(tab["aria-controls"])]["aria-labelledby"] == tab["id"]
-    assert [tab["aria-selected"] for tab in tabs] == ["true", "false", "false"]
+    assert [tab["aria-selected"] for tab in tabs] == ["true", "false", "false", "false"]
 
 
 @pytest.mark.parametrize(

@@ -307,7 +307,7 @@ def test_tabs_work_by_keyboard(server: httpx.Client, open_page: Callable[..., An
     assert page.get_by_role("tabpanel", name="Documents").is_visible()
     assert page.get_by_role("tabpanel", name="Ask").is_hidden()
     page.keyboard.press("End")
-    assert page.get_by_role("tabpanel", name="Cache").is_visible()
+    assert page.get_by_role("tabpanel", name="Jobs").is_visible()
     page.keyboard.press("ArrowRight")
     assert page.get_by_role("tabpanel", name="Ask").is_visible()
 
@@ -318,7 +318,7 @@ def test_a_phone_shows_all_of_it_by_day_and_by_night(
 ) -> None:
     page = open_page(server, viewport=PHONE, color_scheme=scheme)
     card = pick_and_ask(page, handbook)
-    for tab in ("Ask", "Documents", "Cache"):
+    for tab in ("Ask", "Documents", "Cache", "Jobs"):
         page.get_by_role("tab", name=tab).click()
         page.wait_for_load_state("networkidle")
         assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], tab
@@ -328,3 +328,38 @@ def test_a_phone_shows_all_of_it_by_day_and_by_night(
         re.findall(r"\d+", card.evaluate("x => getComputedStyle(x).backgroundColor"))[:3],
     )
     assert (red + green + blue > 382) == (scheme == "light")
+
+
+def test_a_job_runs_to_its_end_before_ones_eyes(
+    server: httpx.Client, handbook: str, open_page: Callable[..., Any]
+) -> None:
+    server.post("/v1/cache/clear", json={"tiers": ["host", "disk"]}).raise_for_status()
+    page = open_page(server, "jobs", viewport=PHONE)
+    page.get_by_text(re.compile("no job since|none under way")).wait_for()
+    page.get_by_role("button", name="Start a job").click()
+    card = page.locator("#jobs article").first
+    playwright.expect(card).to_contain_text("completed")
+    playwright.expect(card.get_by_role("progressbar")).to_have_attribute("value", "1")
+    playwright.expect(card).to_contain_text("1 of 1")
+    assert not card.get_by_role("button").is_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    (document,) = server.get("/v1/documents", params={"include": "tiers"}).json()["data"]
+    assert "none" not in document["tiers"]
+
+
+def test_a_job_is_cancelled(
+    server: httpx.Client,
+    runtime: Runtime,
+    busy_engine: BusyEngine,
+    handbook: str,
+    open_page: Callable[..., Any],
+) -> None:
+    server.post("/v1/cache/clear", json={"tiers": ["host", "disk"]}).raise_for_status()
+    page = open_page(server, "jobs")
+    with busy_engine(runtime):
+        page.get_by_role("button", name="Start a job").click()
+        card = page.locator("#jobs article").first
+        playwright.expect(card).to_contain_text("running")
+        card.get_by_role("button", name="Cancel").click()
+    playwright.expect(card).to_contain_text("cancelled")
+    assert not card.get_by_role("button").is_visible()

@@ -5,6 +5,7 @@ import { startAsk } from "./ask.js";
 import { startCache } from "./cache.js";
 import { startDocuments } from "./documents.js";
 import { byId, count } from "./dom.js";
+import { startJobs } from "./jobs.js";
 
 const failure = byId("failure");
 
@@ -35,6 +36,7 @@ const views = {
   ask: startAsk(guarded),
   documents: startDocuments(guarded),
   cache: startCache(guarded),
+  jobs: startJobs(guarded),
 };
 const tabs = Object.keys(views).map((name) => byId(`tab-${name}`));
 
