@@ -1,7 +1,7 @@
 """Clients: one cache gives the same answers, passages and errors in this process and by REST."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import httpx
@@ -102,16 +102,16 @@ def test_a_stream_is_the_answer_in_pieces(stocked: CacheClient) -> None:
     assert last.usage["completion_tokens"] == whole.usage["completion_tokens"]
 
 
-def test_a_stream_that_is_left_ends_its_request(stocked: CacheClient, cache: ChunkCache) -> None:
+def test_a_stream_that_is_left_ends_its_request(
+    stocked: CacheClient,
+    cache: ChunkCache,
+    wait_until: Callable[[Callable[[], bool]], None],
+) -> None:
     stream = stocked.stream([Turn(QUESTION, (ContextPart("tower"),))], ChatOptions(max_tokens=500))
     assert isinstance(stream, Iterator)
     next(stream)
     stream.close()  # type: ignore[attr-defined]
-    for _ in range(1_000):
-        if cache.runtime.engine.num_open_requests == 0:
-            break
-        stocked.get("tower")
-    assert cache.runtime.engine.num_open_requests == 0
+    wait_until(lambda: cache.runtime.engine.num_open_requests == 0)
 
 
 def test_a_conversation_with_texts_and_a_system_prompt(
