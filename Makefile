@@ -37,7 +37,7 @@ fuzz: $(STAMP) ## Put many more generated requests to the API than the tests do.
 	FUZZ_EXAMPLES=250 $(BIN)/python -m pytest --timeout 3600 tests/api/test_schema.py $(ARGS)
 
 test-adapters: $(ADAPTERS_STAMP) ## Run the frameworks' own tests on the adapters, and check their types.
-	$(BIN)/pyright -p pyright-adapters.json
+	$(BIN)/pyright -p pyright-adapters.json --pythonpath $(ADAPTERS)/bin/python
 	$(ADAPTERS)/bin/python -m pytest --benchmark-disable tests/adapters $(ARGS)
 
 $(ADAPTERS_STAMP): $(STAMP) constraints-adapters.txt
