@@ -221,8 +221,10 @@ def test_an_index_of_other_files_does_not_come_along(pickled: Path, tmp_path: Pa
     _shard(pickled)
     other = {"metadata": {}, "weight_map": {"a": "model-00001-of-00009.safetensors"}}
     (pickled / "model.safetensors.index.json").write_text(json.dumps(other))
-    convert_model(pickled, tmp_path / "out", _quiet)
-    load_model(str(tmp_path / "out"), cache_dir=tmp_path / "cache")
+    out = tmp_path / "out"
+    convert_model(pickled, out, _quiet)
+    load_model(str(out), cache_dir=tmp_path / "cache")
+    assert not any("-of-00009" in path.read_text() for path in out.glob("*.json"))
 
 
 def test_bytes_that_are_not_what_they_seem_are_refused(pickled: Path, tmp_path: Path) -> None:
