@@ -4,6 +4,7 @@ Whatever comes, no error of the server's but the declared ones, every error in o
 nothing of one tenant seen by another. ``make fuzz`` runs more of it.
 """
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -141,7 +142,9 @@ def test_chains_of_requests_keep_tenants_apart(server: Server) -> None:
     num_seen = {"stored": 0, "found": 0}
 
     # One kind of chain: what is stored under an id of the client's, asked about, and deleted.
-    told = server.schema.include(path_regex=r"^/v1/(documents/\{id\}|query|search|requests)")
+    told = server.schema.include(
+        path_regex=r"^/v1/(documents$|documents/\{id\}|query|search|requests)"
+    )
 
     class Chains(told.as_state_machine()):  # pyright: ignore
         def setup(self) -> None:
@@ -166,6 +169,11 @@ def test_chains_of_requests_keep_tenants_apart(server: Server) -> None:
                     num_seen["found"] += 1
                     if case.method == "DELETE":
                         mine.discard(name)
+            elif path == "/v1/documents" and case.method == "GET" and response.status_code == 200:
+                assert {d["id"] for d in response.json()["data"]} <= mine
+            elif path == "/v1/documents" and response.status_code == 200:
+                lines = [json.loads(line) for line in response.content.splitlines()]
+                mine.update(x["id"] for x in lines if x.get("status") in ("created", "updated"))
 
     Chains.run(settings=settings(QUICK, max_examples=NUM_EXAMPLES * 3, stateful_step_count=8))
     assert num_seen["stored"] > 0
