@@ -145,6 +145,7 @@ class ModelIdentity:
         adapter: Content digest of a merged or attached adapter, if any.
         compute_dtype: ``float32``, ``bfloat16`` or ``float16``.
         weights_format: How the weights were rounded once loaded; None as they came.
+        num_threads: Threads that products run on, where bits depend on them; else None.
     """
 
     weights: bytes
@@ -154,6 +155,7 @@ class ModelIdentity:
     adapter: bytes | None
     compute_dtype: str
     weights_format: str | None = None
+    num_threads: int | None = None
 
     def digest(self) -> ModelDigest:
         """One digest over all fields."""
@@ -168,6 +170,7 @@ class ModelIdentity:
                     ("adapter", self.adapter),
                     ("compute_dtype", self.compute_dtype),
                     ("weights_format", self.weights_format),
+                    ("num_threads", self.num_threads),
                 ],
             )
         )

@@ -6,7 +6,9 @@ already. Knows neither corpora nor how neighbours are found.
 
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
+from itertools import takewhile
 
 from chunkcache.catalog import Catalog
 from chunkcache.catalog_records import encode_metadata
@@ -21,6 +23,7 @@ from chunkcache.documents import (
 )
 from chunkcache.entry_naming import EntryNames
 from chunkcache.errors import StoreError, StoreFullError
+from chunkcache.identity import EntryIdentity
 from chunkcache.results import IngestResult
 from chunkcache.runtime import Runtime
 from chunkcache.splitting import TextFormat, format_of_fingerprint
@@ -169,9 +172,17 @@ class DocumentIngest:
         return stored if encode_metadata(stored.metadata) == encode_metadata(metadata) else None
 
     def prefill(
-        self, document: Document, on_prefill: OnPrefill = lambda num_tokens, num_rows: None
+        self,
+        document: Document,
+        on_prefill: OnPrefill = lambda num_tokens, num_rows: None,
+        should_stop: Callable[[], bool] = lambda: False,
     ) -> PrefillCounts:
         """Compute the entries of a stored document that are not there yet.
+
+        Args:
+            document: The document.
+            on_prefill: Told of each chunk that was computed, on the caller's thread.
+            should_stop: Asked before each chunk; True leaves the others for another time.
 
         Raises:
             StoreFullError: No room; the chunks that have no entry are computed when they are
@@ -182,19 +193,17 @@ class DocumentIngest:
         distinct = list(dict.fromkeys(c.token_ids for c in document.chunks))
         identities = self.names.identities(distinct, self.system_ids)
         num_chunks = num_tokens = num_rows = num_refused = 0
-        for identity in identities:
-            if runtime.stack.contains(identity.key()):
-                continue
-            rows_run: list[int] = []
-            with runtime.ensure_entry(identity, rows_run.append) as lease:
-                warning = lease.warning
-            _check_stored(document.document_id, warning)
-            num_refused += warning == NotStored.NON_FINITE
-            if rows_run:
-                num_chunks += 1
-                num_tokens += len(identity.token_ids)
-                num_rows += sum(rows_run)
-                on_prefill(len(identity.token_ids), sum(rows_run))
+        wanted = takewhile(lambda _: not should_stop(), identities)
+        missing = (i for i in wanted if not runtime.stack.contains(i.key()))
+        with closing(runtime.window.each(missing, self._ensure)) as each:
+            for ensured in each:
+                _check_stored(document.document_id, ensured.warning)
+                num_refused += ensured.warning == NotStored.NON_FINITE
+                if ensured.num_rows:
+                    num_chunks += 1
+                    num_tokens += ensured.num_tokens
+                    num_rows += ensured.num_rows
+                    on_prefill(ensured.num_tokens, ensured.num_rows)
         return PrefillCounts(
             chunks=len(distinct),
             prefilled_chunks=num_chunks,
@@ -203,6 +212,20 @@ class DocumentIngest:
             refused_chunks=num_refused,
             without_neighbours=sum(i.preparation != str(runtime.preparation) for i in identities),
         )
+
+    def _ensure(self, identity: EntryIdentity) -> "_Ensured":
+        rows_run: list[int] = []
+        with self.runtime.ensure_entry(identity, rows_run.append) as lease:
+            return _Ensured(len(identity.token_ids), sum(rows_run), lease.warning)
+
+
+@dataclass(frozen=True)
+class _Ensured:
+    """An entry that is there now: rows run for it, none if it was; why it was not kept."""
+
+    num_tokens: int
+    num_rows: int
+    warning: NotStored | None
 
 
 def _check_stored(document_id: str, warning: NotStored | None) -> None:

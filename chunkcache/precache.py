@@ -71,8 +71,8 @@ class PrecacheProgress:
 OnProgress = Callable[[PrecacheProgress], None]
 _Job = tuple[str, Callable[[], None]]
 _PAGE_DOCUMENTS = 1_000
-NUM_DOCUMENTS_IN_FLIGHT = 2
-"""While one document's entries are written to disk, another's are run through the model."""
+NUM_DOCUMENTS_IN_FLIGHT = 8
+"""So many short documents fill a pack: while their entries are written, others' are computed."""
 
 
 class PrecacheRun:
@@ -83,7 +83,8 @@ class PrecacheRun:
         on_progress: Told how far it is, from the thread that calls :meth:`run` or a worker's,
             never from two at once. A ``RequestCancelledError`` that it raises ends the run at once:
             :meth:`run` raises it too, and what was finished is kept.
-        should_stop: Asked before each document; True ends the run after what is finished.
+        should_stop: Asked before each document and each chunk, from any thread; True ends the run
+            once what is under way is finished.
     """
 
     def __init__(
@@ -102,6 +103,7 @@ class PrecacheRun:
         self._num_chunks = self._num_tokens = 0
         self._prefilled_chunks = self._prefilled_tokens = self._prefill_rows = 0
         self._prepared_chunks = self._chunks_to_prepare = self._without_neighbours = 0
+        self._is_stopped = False
         self._started = time.perf_counter()
 
     def run(self, items: Iterable[Item]) -> PrecacheSummary:
@@ -110,7 +112,8 @@ class PrecacheRun:
         Raises:
             StoreError: The store failed (for example, it is full): going on would not help.
         """
-        return self._summary(is_whole=self._do_each(self._take_each(items, prefills=True)))
+        self._do_each(self._take_each(items, prefills=True))
+        return self._summary()
 
     def run_with_neighbours(
         self,
@@ -130,38 +133,36 @@ class PrecacheRun:
             StoreError: As in :meth:`run`.
             ModelError: The finder does not work.
         """
-        is_whole = self._do_each(self._take_each(items, prefills=False))
-        if is_whole:
+        self._do_each(self._take_each(items, prefills=False))
+        if not self._is_stopped:
             recorder = NeighbourRecorder(self._ingest, finder)
             wanted = self._documents(document_ids)
             self._chunks_to_prepare = sum(wanted.values())
-            is_whole = self._do_each(
-                (name, partial(self._prepare, name, recorder)) for name in wanted
-            )
-        return self._summary(is_whole=is_whole)
+            self._do_each((name, partial(self._prepare, name, recorder)) for name in wanted)
+        return self._summary()
 
     def _take_each(self, items: Iterable[Item], *, prefills: bool) -> Iterator[_Job]:
         for item in items:
             name = item.item if isinstance(item, ItemFailure) else item.document_id
             yield name, partial(self._take, item, prefills)
 
-    def _do_each(self, jobs: Iterable[_Job]) -> bool:
-        """Do jobs on workers' threads; False if the run was stopped before the last."""
+    def _do_each(self, jobs: Iterable[_Job]) -> None:
+        """Do jobs on workers' threads, until the run is stopped."""
         in_flight: deque[tuple[str, Future[None]]] = deque()
         with ThreadPoolExecutor(NUM_DOCUMENTS_IN_FLIGHT, thread_name_prefix="precache") as pool:
             for name, job in jobs:
-                if self._should_stop():
-                    is_whole = False
+                if self._stops():
                     break
                 # Of two items with one id the later one must be stored last.
                 while len(in_flight) == NUM_DOCUMENTS_IN_FLIGHT or name in dict(in_flight):
                     in_flight.popleft()[1].result()
                 in_flight.append((name, pool.submit(job)))
-            else:
-                is_whole = True
             while in_flight:
                 in_flight.popleft()[1].result()
-        return is_whole
+
+    def _stops(self) -> bool:
+        self._is_stopped |= self._should_stop()
+        return self._is_stopped
 
     def _take(self, item: Item, prefills: bool) -> None:
         """One item, on a worker's thread."""
@@ -211,7 +212,7 @@ class PrecacheRun:
                 self._prefill_rows += num_rows
                 self._report(document.document_id)
 
-        counts = self._ingest.prefill(document, count)
+        counts = self._ingest.prefill(document, count, self._stops)
         with self._lock:
             self._prepared_chunks += len(document.chunks) - counts.prefilled_chunks
             self._without_neighbours += counts.without_neighbours
@@ -260,7 +261,7 @@ class PrecacheRun:
             )
         )
 
-    def _summary(self, *, is_whole: bool) -> PrecacheSummary:
+    def _summary(self) -> PrecacheSummary:
         return PrecacheSummary(
             documents=self._statuses.total(),
             created=self._statuses["created"],
@@ -276,7 +277,7 @@ class PrecacheRun:
             seconds=time.perf_counter() - self._started,
             tokens_per_second=self._rate(),
             failures=tuple(self._failures),
-            interrupted=not is_whole,
+            interrupted=self._is_stopped,
         )
 
 

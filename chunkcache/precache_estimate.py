@@ -122,16 +122,14 @@ def _stored_item(ingest: DocumentIngest, document_id: str) -> TextItem | ItemFai
 
 
 def _tokens_per_second(ingest: DocumentIngest, identities: list[EntryIdentity]) -> float:
-    """Run chunks on the engine's thread, and forget them."""
+    """Prefill chunks as the job would, and forget them."""
     if not identities:
         return 0.0
     runtime = ingest.runtime
     # The first one pays for the prefix that the others share.
     warm, *timed = identities if len(identities) > 1 else identities * 2
-    runtime.engine.call(lambda: runtime.prefill.compute(warm, runtime.codec)).result()
+    runtime.packs.request(warm).result()
     started = time.perf_counter()
-    for identity in timed:
-        runtime.engine.call(
-            lambda identity=identity: runtime.prefill.compute(identity, runtime.codec)
-        ).result()
+    for future in [runtime.packs.request(identity) for identity in timed]:
+        future.result()
     return sum(len(i.token_ids) for i in timed) / (time.perf_counter() - started)

@@ -16,6 +16,7 @@ from chunkcache.codecs import Codec, codec_by_name
 from chunkcache.engine.constraint import JsonConstraints
 from chunkcache.engine.engine import Engine
 from chunkcache.entry import Entry
+from chunkcache.entry_window import EntryWindow
 from chunkcache.errors import DrainingError
 from chunkcache.fusion.plan import FusionLimits
 from chunkcache.fusion.preparation import Preparation
@@ -33,6 +34,7 @@ from chunkcache.model_opening import (
     second_model,
 )
 from chunkcache.pages import PagePool
+from chunkcache.prefill_packs import PrefillPacks
 from chunkcache.quota import TenantQuota
 from chunkcache.results import ReloadResult
 from chunkcache.serving_meter import ServingMeter
@@ -74,7 +76,9 @@ class Runtime:
         limits: Where a full prefill runs instead of a fusion.
         gate: What the start-up gate measured.
         succession: The runtimes over this store, one after each reload.
-        prefill: The isolated prefill; only for the engine's thread.
+        prefill: The isolated prefill of what requests miss; only for the engine's thread.
+        packs: The isolated prefills of whoever is not the engine's thread.
+        window: For work on many entries at once.
         load_speed: What loading costs against prefilling.
     """
 
@@ -141,6 +145,10 @@ class Runtime:
             max_queued=settings.max_queued_requests,
             max_queued_tokens=settings.max_queued_tokens,
         )
+        self.packs = PrefillPacks(
+            self.engine, IsolatedPrefill(runner), self.codec, self.load_speed.note_prefill
+        )
+        self.window = EntryWindow()
         self.json_constraints = JsonConstraints(
             model.tokenizer, runner.spec.vocab_size, runner.eos_token_ids
         )
@@ -215,6 +223,7 @@ class Runtime:
             succession.current = new
             num_dropped = old.stack.forget_model(old.model.runner.digest)
             old.engine.close()
+            old.window.close()
             # What it was answering until now may have brought entries back.
             old.stack.forget_model(old.model.runner.digest)
             succession.tell_followers()
@@ -224,6 +233,7 @@ class Runtime:
         """Finish accepted requests, then close everything, whatever was reloaded; idempotent."""
         with self.succession.closing() as succession:
             succession.current.engine.close()
+            succession.current.window.close()
             self.stack.close()
             self.env.close()
 
@@ -256,10 +266,11 @@ class Runtime:
         """
 
         def prefill() -> Entry:
-            entry, num_rows = self.engine.call(lambda: self._compute(identity)).result()
-            on_computed(num_rows)
-            return entry
+            prefilled = self.packs.request(identity).result()
+            on_computed(prefilled.num_rows)
+            return prefilled.entry
 
+        assert identity.model == self.model.runner.digest, "an entry of another model"
         guard = self._guard(identity)
         lease = self.stack.load_or_prefill(identity, prefill, guard=guard)
         if lease.source == "host" and not self.stack.contains(identity.key()):
@@ -300,22 +311,23 @@ class Runtime:
             return self.stack.load(identity, waits=False)
         return self.stack.load_or_prefill(
             identity,
-            lambda: self._compute(identity)[0],
+            lambda: self._compute(identity),
             guard=self._guard(identity),
             waits=False,
             may_lend=True,  # a fusion that prefills what is missing places each entry at once
         )
 
-    def _compute(self, identity: EntryIdentity) -> tuple[Entry, int]:
-        """The entry, and how many rows were run."""
+    def _compute(self, identity: EntryIdentity) -> Entry:
+        """The entry, on the engine's thread."""
         assert self.engine.is_engine_thread()
         assert identity.model == self.model.runner.digest, "an entry of another model"
         num_rows_before = self.prefill.num_rows
         started = time.perf_counter()
         entry = self.prefill.compute(identity, self.codec)
-        num_rows = self.prefill.num_rows - num_rows_before
-        self.load_speed.note_prefill(num_rows, time.perf_counter() - started)
-        return entry, num_rows
+        self.load_speed.note_prefill(
+            self.prefill.num_rows - num_rows_before, time.perf_counter() - started
+        )
+        return entry
 
     def _guard(self, identity: EntryIdentity) -> Callable[[Transaction], bool]:
         """Has the entry deleted with its chunk and with every chunk that it was prepared behind.

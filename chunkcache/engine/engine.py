@@ -8,7 +8,6 @@ an answer's bits do not depend on the load. What nobody waits for runs when noth
 
 import queue
 import threading
-from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from dataclasses import replace
@@ -22,6 +21,7 @@ from chunkcache.engine.idle import IdleCounts, IdleLane, IdleWork
 from chunkcache.engine.request import ActiveRequest, GenerationJob, OnEnd
 from chunkcache.engine.solo import SoloRunner
 from chunkcache.engine.stream import AnswerStream, Finished
+from chunkcache.engine.tasks import Task, TaskLane, promised, promised_steps
 from chunkcache.engine.waiting import WaitingRequests
 from chunkcache.errors import (
     ChunkCacheError,
@@ -79,10 +79,8 @@ class Engine:
         self._solo = SoloRunner(runner, tokenizer, pool, load_entry, load_template, self._tile)
         self._idle = IdleLane(MAX_IDLE_WORK)
         self._max_queued = max_queued
-        self._inbox: queue.SimpleQueue[ActiveRequest | Callable[[], None] | None] = (
-            queue.SimpleQueue()
-        )
-        self._tasks: deque[Callable[[], None]] = deque()
+        self._inbox: queue.SimpleQueue[ActiveRequest | Task | None] = queue.SimpleQueue()
+        self._tasks = TaskLane()
         self._waiting = WaitingRequests(max_queued_tokens)
         self._fusing: ActiveRequest | None = None
         self._decoding: list[ActiveRequest] = []
@@ -168,19 +166,22 @@ class Engine:
         Raises:
             DrainingError: The engine is stopping.
         """
-        future: Future[Result] = Future()
+        return self._enqueue(*promised(task))
 
-        def run() -> None:
-            if not future.set_running_or_notify_cancel():
-                return
-            try:
-                future.set_result(task())
-            except BaseException as error:  # handed to whoever waits for the future
-                future.set_exception(error)
+    def call_steps(self, task: Callable[[], Generator[None, None, Result]]) -> "Future[Result]":
+        """Run work on the engine's thread, its steps in turn with those of requests.
 
+        Tasks run one after the other, in the order in which they came.
+
+        Raises:
+            DrainingError: The engine is stopping.
+        """
+        return self._enqueue(*promised_steps(task))
+
+    def _enqueue(self, task: Task, future: "Future[Result]") -> "Future[Result]":
         with self._lock:
             self._check_accepting()
-            self._inbox.put(run)
+            self._inbox.put(task)
         return future
 
     def when_idle(self, work: IdleWork) -> None:
@@ -241,8 +242,7 @@ class Engine:
             is_stopping |= self._accept(wait=not has_work and not is_stopping)
             self._drop_cancelled()
             if self._is_busy:
-                if self._tasks:
-                    self._tasks.popleft()()
+                self._tasks.step()
                 self._advance_fusion()
                 self._advance_decoding()
             elif not is_stopping:
@@ -255,7 +255,9 @@ class Engine:
     @property
     def _is_busy(self) -> bool:
         """Whether somebody waits for the engine."""
-        return bool(self._tasks or self._waiting or self._decoding or self._fusing is not None)
+        return bool(
+            self._tasks.has_work or self._waiting or self._decoding or self._fusing is not None
+        )
 
     def _accept(self, *, wait: bool) -> bool:
         """Take what has come in; returns whether the end was announced."""
@@ -267,7 +269,7 @@ class Engine:
             if isinstance(item, ActiveRequest):
                 self._waiting.append(item)
             else:
-                self._tasks.append(item)
+                self._tasks.add(item)
         return False
 
     def _drop_cancelled(self) -> None:

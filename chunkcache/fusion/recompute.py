@@ -7,7 +7,7 @@ masks by position, so a row sees exactly the slots at or before its own position
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -120,6 +120,25 @@ class RowsResult:
     hidden: torch.Tensor
 
 
+@dataclass(frozen=True)
+class RowsToRun:
+    """Rows of one sequence.
+
+    Attributes:
+        sequence: Where keys and values are; those of the running rows are overwritten.
+        token_ids: int64 ``[num_tokens]`` of the whole sequence.
+        rows: Positions to run, ascending and distinct, at least one.
+        hook: See :data:`Hook`.
+        mask_positions: See :data:`MaskPositions`.
+    """
+
+    sequence: SequenceKV
+    token_ids: torch.Tensor
+    rows: torch.Tensor
+    hook: Hook | None = None
+    mask_positions: MaskPositions | None = None
+
+
 def run_rows(
     runner: ModelRunner,
     sequence: SequenceKV,
@@ -130,58 +149,119 @@ def run_rows(
     hook: Hook | None = None,
     mask_positions: MaskPositions | None = None,
 ) -> Iterator[RowsResult | None]:
-    """Run rows through all layers, one layer per step.
+    """Run rows of one sequence through all layers, one layer per step.
 
     Every slot at a position up to the largest running row must hold finite keys and values before
-    the layer attends: from placing, from earlier rows, or written by this call.
-
-    Args:
-        runner: The model.
-        sequence: Where keys and values are; those of the running rows are overwritten.
-        token_ids: int64 ``[num_tokens]`` of the whole sequence.
-        rows: Positions to run, ascending and distinct, at least one.
-        cost: Charged with every row of every layer that is run.
-        hook: See :data:`Hook`. If it leaves no row, the run ends with that layer.
-        mask_positions: See :data:`MaskPositions`.
+    the layer attends: from placing, from earlier rows, or written by this call. The arguments are
+    the fields of :class:`RowsToRun`, and those of :func:`run_packed`. If the hook leaves no row,
+    the run ends with that layer.
 
     Yields:
         None after each layer but the last, then the result (an empty one if the hook stopped it).
     """
-    spec = runner.spec
-    hidden = runner.embed(token_ids[rows])
-    rotary = sequence.rotary.take(rows)
-    slots = sequence.keys.slots[rows]
-    for layer in range(spec.num_layers):
+    part = RowsToRun(sequence, token_ids, rows, hook, mask_positions)
+    for results in run_packed(runner, [part], cost=cost):
+        yield None if results is None else results[0]
+
+
+def run_packed(
+    runner: ModelRunner, parts: Sequence[RowsToRun], *, cost: CostMeter
+) -> Iterator[list[RowsResult] | None]:
+    """Run rows of several sequences through all layers, one layer per step.
+
+    They share the products of a layer, which are quicker for many rows; each attends on its own.
+    A sequence's keys and values of a layer are written just before it attends, so that sequences
+    may share slots that none of them reads in a later layer.
+
+    Args:
+        runner: The model.
+        parts: What to run, at least one.
+        cost: Charged with every row of every layer that is run.
+
+    Yields:
+        None after each layer but the last that any row gets to, then the results in the order of
+        the parts.
+    """
+    hidden = runner.embed(torch.cat([part.token_ids[part.rows] for part in parts]))
+    running = [_Running(part) for part in parts]
+    for layer in range(runner.spec.num_layers):
         q, k_before_rope, v = runner.project(layer, hidden)
-        cost.charge(len(rows))
-        tables = rotary.for_layer(layer)
+        cost.charge(len(hidden))
+        sizes = [len(part.rows) for part in running]
+        attended, kept = [], []
+        first = 0
+        for part, *own in zip(
+            running, q.split(sizes), k_before_rope.split(sizes), v.split(sizes), strict=True
+        ):
+            keep = part.write(layer, *own)
+            kept.append(None if keep is None else keep + first)
+            first += len(own[0])
+            attended.append(part.attend(runner, layer))
+        if any(keep is not None for keep in kept):
+            every = torch.arange(len(hidden), device=hidden.device).split(sizes)
+            hidden = hidden[
+                torch.cat([e if k is None else k for e, k in zip(every, kept, strict=True)])
+            ]
+            if not len(hidden):
+                break
+        hidden = runner.finish(
+            layer, hidden, attended[0] if len(attended) == 1 else torch.cat(attended)
+        )
+        if layer + 1 < runner.spec.num_layers:
+            yield None
+    rows = [part.rows for part in running]
+    yield [
+        RowsResult(r, h) for r, h in zip(rows, hidden.split([len(r) for r in rows]), strict=True)
+    ]
+
+
+class _Running:
+    """The rows of one sequence on their way through the layers."""
+
+    def __init__(self, part: RowsToRun) -> None:
+        self.rows = part.rows
+        self._part = part
+        self._rotary = part.sequence.rotary.take(part.rows)
+        self._slots = part.sequence.keys.slots[part.rows]
+        self._q = torch.empty(0)
+
+    def write(
+        self, layer: int, q: torch.Tensor, k_before_rope: torch.Tensor, v: torch.Tensor
+    ) -> torch.Tensor | None:
+        """Rotate and write what a layer projected; returns which rows go on, None for all."""
+        sequence, hook = self._part.sequence, self._part.hook
+        tables = self._rotary.for_layer(layer)
         if tables is None:
             k = k_before_rope
         else:
             q, k = rotate(q, *tables), rotate(k_before_rope, *tables)
-        keep = hook(LayerRows(layer, rows, q, k_before_rope, k, v)) if hook is not None else None
-        flat_slots(sequence.k_pages[layer]).index_copy_(0, slots, k)
-        flat_slots(sequence.v_pages[layer]).index_copy_(0, slots, v)
+        keep = None
+        if hook is not None:
+            keep = hook(LayerRows(layer, self.rows, q, k_before_rope, k, v))
+        flat_slots(sequence.k_pages[layer]).index_copy_(0, self._slots, k)
+        flat_slots(sequence.v_pages[layer]).index_copy_(0, self._slots, v)
         if keep is not None:
-            rows, hidden, q, rotary = rows[keep], hidden[keep], q[keep], rotary.take(keep)
-            slots = slots[keep]
-            if not len(rows):
-                yield RowsResult(rows, hidden)
-                return
-        attended = attend_rows(
-            q,
+            self.rows, q, self._rotary = self.rows[keep], q[keep], self._rotary.take(keep)
+            self._slots = self._slots[keep]
+        self._q = q
+        return keep
+
+    def attend(self, runner: ModelRunner, layer: int) -> torch.Tensor:
+        """Attention of the rows that go on, ``[len(rows), num_heads, head_dim]``."""
+        if not len(self.rows):
+            return self._q
+        spec, sequence, rows = runner.spec, self._part.sequence, self.rows
+        masked_at = self._part.mask_positions
+        return attend_rows(
+            self._q,
             sequence.k_pages[layer],
             sequence.v_pages[layer],
             sequence.keys,
-            rows if mask_positions is None else mask_positions(rows, len(sequence.keys)),
+            rows if masked_at is None else masked_at(rows, len(sequence.keys)),
             scale=spec.scale,
             window=spec.windows[layer],
             softcap=spec.attention_softcap,
         )
-        hidden = runner.finish(layer, hidden, attended)
-        if layer + 1 < spec.num_layers:
-            yield None
-    yield RowsResult(rows, hidden)
 
 
 def finish_rows(steps: Iterator[RowsResult | None]) -> RowsResult:

@@ -31,6 +31,7 @@ class Int8Linear(nn.Module):
         rows: int8 ``[out, in]``, with columns of zeros up to a multiple of 64.
         scales: fp32 ``[out]``; a weight is its int8 times the row's scale.
         bias: ``[out]``, or None.
+        num_columns: Inputs of the layer, without the columns of zeros.
     """
 
     rows: torch.Tensor
@@ -42,7 +43,8 @@ class Int8Linear(nn.Module):
         weight = linear.weight.detach().float()
         scales = (weight.abs().amax(dim=1) / _LARGEST).clamp_min(torch.finfo(torch.float32).tiny)
         rows = (weight / scales[:, None]).round_().clamp_(-_LARGEST, _LARGEST)
-        self._num_padded = -rows.shape[1] % _COLUMNS_MULTIPLE
+        self.num_columns = rows.shape[1]
+        self._num_padded = -self.num_columns % _COLUMNS_MULTIPLE
         rows = nn.functional.pad(rows.to(torch.int8), (0, self._num_padded))
         self.register_buffer("rows", rows)
         self.register_buffer("scales", scales)

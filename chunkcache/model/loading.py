@@ -25,6 +25,7 @@ from chunkcache.model.config_files import code_digest, load_config, runs_own_cod
 from chunkcache.model.demo import DEMO_BASE_NAME, DEMO_MODEL, demo_gguf_path
 from chunkcache.model.gguf import convert_gguf
 from chunkcache.model.json_files import read_json
+from chunkcache.model.product_bits import product_bits
 from chunkcache.model.runner import ModelRunner
 from chunkcache.model.spec import ModelSpec, spec_from_config
 from chunkcache.model.template import PromptTemplate, split_template
@@ -204,6 +205,7 @@ def load_model(
         if _may_be_written_over(model):
             own_memory(hf_model)
         hf_model = hf_model.to(device)
+    bits = product_bits(hf_model.model.layers[0], has_experts=spec.family.experts)
     identity = _identity(
         # The one that was used: the library has read the file again.
         hf_model.config,
@@ -213,6 +215,7 @@ def load_model(
         adapter=None if merged is None else merged.digest,
         dtype=chosen,
         weights_format=int8.FORMAT if quantisation == "int8" else None,
+        num_threads=None if bits.threads_are_independent else torch.get_num_threads(),
     )
     special = text_files.special_tokens
     chat = ChatTemplate(text_files.chat_template or PLAIN_TEMPLATE, special, thinking)
@@ -224,7 +227,13 @@ def load_model(
         progress(f"{name} has no chat template: prompts are plain text")
     elif not template.has_system:
         progress(f"{name}'s chat template takes no system text: it goes into the user's turn")
-    runner = ModelRunner(hf_model, identity, name, _eos_ids(hf_model))
+    runner = ModelRunner(
+        hf_model,
+        identity,
+        name,
+        _eos_ids(hf_model),
+        rows_are_independent=bits.rows_are_independent,
+    )
     return LoadedModel(
         runner=runner,
         tokenizer=tokenizer,
@@ -315,6 +324,7 @@ def _identity(
     adapter: bytes | None,
     dtype: torch.dtype,
     weights_format: str | None,
+    num_threads: int | None,
 ) -> ModelIdentity:
     facts = {k: v for k, v in config.to_dict().items() if k not in _VOLATILE_CONFIG_KEYS}
     rope = facts.pop("rope_parameters", None)
@@ -331,6 +341,7 @@ def _identity(
         adapter=adapter,
         compute_dtype=str(dtype).removeprefix("torch."),
         weights_format=weights_format,
+        num_threads=num_threads,
     )
 
 

@@ -32,16 +32,25 @@ class ModelRunner:
         name: Display name; never part of a key.
         eos_token_ids: Every id that ends an answer.
         rotary: The model's rotation tables.
+        rows_are_independent: Whether a row of a product, of not too few rows, has the same bits
+            whatever other rows there are.
     """
 
     def __init__(
-        self, model: Any, identity: ModelIdentity, name: str, eos_token_ids: frozenset[int]
+        self,
+        model: Any,
+        identity: ModelIdentity,
+        name: str,
+        eos_token_ids: frozenset[int],
+        *,
+        rows_are_independent: bool,
     ) -> None:
         self.spec: ModelSpec = spec_from_config(model.config)
         self.identity = identity
         self.digest: ModelDigest = identity.digest()
         self.name = name
         self.eos_token_ids = eos_token_ids
+        self.rows_are_independent = rows_are_independent
         self.hf_model = model.eval().requires_grad_(False)
         decoder = model.model
         self._embed: nn.Module = decoder.embed_tokens

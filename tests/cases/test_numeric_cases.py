@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from chunkcache.engine.sampling import SamplingParams
-from chunkcache.entry import Entry
+from chunkcache.model.prefill import IsolatedPrefill
 from chunkcache.planning import AskOptions
 from chunkcache.store.transaction import Database
 
@@ -113,14 +113,15 @@ def test_N03_values_that_are_no_numbers_are_not_kept(
     """A prefill that overflowed is refused and reported; questions run the chunk in place instead."""
     cache = open_cache()
     expected = None
-    compute = cache.runtime.prefill.compute
+    steps = IsolatedPrefill.steps
 
-    def overflow(*arguments: Any) -> Entry:
-        entry = compute(*arguments)
-        getattr(entry, where)[-1, 0, 0, 0] = value
-        return entry
+    def overflow(self: IsolatedPrefill, *arguments: Any) -> Any:
+        entries = yield from steps(self, *arguments)
+        for entry in entries:
+            getattr(entry, where)[-1, 0, 0, 0] = value
+        return entries
 
-    monkeypatch.setattr(cache.runtime.prefill, "compute", overflow)
+    monkeypatch.setattr(IsolatedPrefill, "steps", overflow)
     result = cache.put("tower", passages["tower"])
     assert result.refused_chunks == result.num_chunks
     assert not entry_bytes(cache)

@@ -15,6 +15,7 @@ from chunkcache.errors import (
     StoreFormatError,
     StoreFullError,
 )
+from chunkcache.model.prefill import IsolatedPrefill
 from chunkcache.store.manifest import MANIFEST_KEY
 from chunkcache.store.transaction import Database
 
@@ -171,19 +172,19 @@ def test_a_store_of_another_format_is_refused(
 
 
 def test_a_value_that_is_not_finite_never_reaches_the_store(
-    open_cache: Callable[..., Any], passages: dict[str, str]
+    open_cache: Callable[..., Any], passages: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A prefill that overflows: the entry is refused, the chunk runs in place, the answer holds."""
     cache = open_cache()
-    prefill = cache.runtime.prefill
-    compute = prefill.compute
+    steps = IsolatedPrefill.steps
 
-    def spoiled(identity: Any, codec: Any) -> Any:
-        entry = compute(identity, codec)
-        entry.k[1, 0, 0, 0] = float("inf")
-        return entry
+    def spoiled(self: IsolatedPrefill, *arguments: Any) -> Any:
+        entries = yield from steps(self, *arguments)
+        for entry in entries:
+            entry.k[1, 0, 0, 0] = float("inf")
+        return entries
 
-    prefill.compute = spoiled
+    monkeypatch.setattr(IsolatedPrefill, "steps", spoiled)
     stored = cache.put("tower", passages["tower"])
     assert stored.refused_chunks == stored.num_chunks
     answer = cache.answer(QUESTION, ["tower"], policy="none", max_tokens=5)
@@ -191,7 +192,7 @@ def test_a_value_that_is_not_finite_never_reaches_the_store(
     assert answer.token_ids == exact.token_ids
     assert {w.code for w in answer.report.warnings} == {"entry_non_finite"}
     assert cache.runtime.stack.stats().entries["disk"] == 0
-    prefill.compute = compute
+    monkeypatch.undo()
     assert cache.put("tower", passages["tower"]).refused_chunks == 0
     assert not cache.answer(QUESTION, ["tower"], policy="none").report.warnings
 

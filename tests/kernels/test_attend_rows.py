@@ -311,3 +311,36 @@ def test_the_floor_counts_only_what_is_seen():
     floor = ATTEND_ROWS.floor(inputs)
     assert floor.num_flops == 4 * 4 * 6 * 16
     assert floor.moved_bytes == 4 * (2 * 6 * 16 + 2 * 4 * 2 * 16)
+
+
+@pytest.mark.parametrize("num_kv_heads", [1, 2])
+@pytest.mark.parametrize("options", [{}, {"window": 24}, {"softcap": 5.0}], ids=str)
+def test_bits_do_not_depend_on_the_number_of_threads(
+    num_kv_heads: int, options: dict[str, Any]
+) -> None:
+    """An entry is computed by a job on one machine's threads and again by a server on others."""
+    before = torch.get_num_threads()
+    try:
+        for num_rows in (1, 2, 3, 4, 7, 16, 17, 31, 32, 33, 129):
+            for num_before in (0, 7, 221):
+                num_tokens = num_before + num_rows
+                generator = torch.Generator().manual_seed(num_tokens)
+                q, k, v = (
+                    torch.randn(*shape, 16, generator=generator)
+                    for shape in (
+                        (num_rows, 2 * num_kv_heads),
+                        (1, num_tokens, num_kv_heads),
+                        (1, num_tokens, num_kv_heads),
+                    )
+                )
+                slots = torch.arange(num_tokens)
+                found = []
+                for num_threads in (1, 2, 3):
+                    torch.set_num_threads(num_threads)
+                    keys = KeySlots.of(slots, slots)
+                    rows = slots[num_before:]
+                    found.append(attend_rows(q, k, v, keys, rows, scale=0.3, **options))
+                assert torch.equal(found[0], found[1]), (num_rows, num_before)
+                assert torch.equal(found[0], found[2]), (num_rows, num_before)
+    finally:
+        torch.set_num_threads(before)

@@ -30,6 +30,11 @@ SCORE_ROWS = 128
 """Largest number of rows whose scores are held at once where they must be held."""
 SCORE_ELEMENTS = 4 << 20
 """Largest number of scores held at once where they must be held."""
+LEAST_ROWS = 4
+LEAST_ROWS_OF_ONE_HEAD = 33
+"""Fewer rows are attended beside repeats of the last one: the library's operator divides the keys of
+fewer rows, and the products of a lone block of 32 rows of a lone head, among threads, so that the
+bits depend on how many there are (measured: every number of rows, 1 to 16 threads)."""
 
 # The public scaled_dot_product_attention drops the log-sum-exp of the operator that it runs.
 _attend_with_lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001
@@ -82,7 +87,7 @@ def attend_rows_cpu(
         for rows, seen_keys in _score_slices(keys, query_positions, window, q.shape[1]):
             seen = visible(query_positions[rows], keys.positions[seen_keys], window)
             weights = _probabilities(queries[:, rows], k[:, seen_keys], seen, scale, softcap)
-            attended = weights.to(q.dtype).flatten(1, 2) @ v[:, seen_keys]
+            attended = _product(weights.to(q.dtype).flatten(1, 2), v[:, seen_keys])
             out[rows] = attended.reshape(q.shape[1], -1, q.shape[2]).transpose(0, 1)
         return out
     # In fp32 whatever the dtype: each join would round once more.
@@ -255,8 +260,30 @@ def _attend(
 ) -> tuple[Tensor, Tensor]:
     """Attention of rows ``[Hkv, G, R, D]`` and the log-sum-exp of their scores ``[Hkv, G, R]``."""
     folded = grouped.flatten(1, 2)
+    num_rows = folded.shape[1]
+    num_repeats = (LEAST_ROWS if len(k) > 1 else LEAST_ROWS_OF_ONE_HEAD) - num_rows
+    if num_repeats > 0:
+        folded = _with_repeats(folded, 1, num_repeats)
+        mask = None if mask is None else _with_repeats(mask, 0, num_repeats)
     out, lse = _attend_with_lse(folded[None], k[None], v[None], attn_mask=mask, scale=scale)
-    return out[0].unflatten(1, grouped.shape[1:3]), lse[0].unflatten(1, grouped.shape[1:3])
+    out, lse = out[0, :, :num_rows], lse[0, :, :num_rows]
+    return out.unflatten(1, grouped.shape[1:3]), lse.unflatten(1, grouped.shape[1:3])
+
+
+def _with_repeats(rows: Tensor, dim: int, num_repeats: int) -> Tensor:
+    """The rows, and the last of them some times more."""
+    last = rows.narrow(dim, rows.shape[dim] - 1, 1)
+    return torch.cat([rows, *[last] * num_repeats], dim)
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """Batched product whose bits do not depend on the number of threads.
+
+    One product is divided among threads, several are not: a lone one goes as two.
+    """
+    if len(a) > 1:
+        return a @ b
+    return (a.expand(2, -1, -1) @ b.expand(2, -1, -1))[:1]
 
 
 def _probabilities(
@@ -265,5 +292,5 @@ def _probabilities(
     """Return fp32 ``[Hkv, g, R, T]`` for rows ``[Hq, R, D]`` and keys ``[Hkv, T, D]``."""
     num_kv_heads = k.shape[0]
     grouped = rows.reshape(num_kv_heads, -1, rows.shape[-1])
-    scores = torch.bmm(grouped, k.transpose(1, 2)).float().mul_(scale)
+    scores = _product(grouped, k.transpose(1, 2)).float().mul_(scale)
     return masked_softmax(soft_capped(scores, softcap).unflatten(1, (-1, rows.shape[1])), seen)
