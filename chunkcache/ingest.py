@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import takewhile
 
 from chunkcache.catalog import Catalog
 from chunkcache.catalog_records import encode_metadata
@@ -175,14 +174,12 @@ class DocumentIngest:
         self,
         document: Document,
         on_prefill: OnPrefill = lambda num_tokens, num_rows: None,
-        should_stop: Callable[[], bool] = lambda: False,
     ) -> PrefillCounts:
         """Compute the entries of a stored document that are not there yet.
 
         Args:
             document: The document.
             on_prefill: Told of each chunk that was computed, on the caller's thread.
-            should_stop: Asked before each chunk; True leaves the others for another time.
 
         Raises:
             StoreFullError: No room; the chunks that have no entry are computed when they are
@@ -193,8 +190,7 @@ class DocumentIngest:
         distinct = list(dict.fromkeys(c.token_ids for c in document.chunks))
         identities = self.names.identities(distinct, self.system_ids)
         num_chunks = num_tokens = num_rows = num_refused = 0
-        wanted = takewhile(lambda _: not should_stop(), identities)
-        missing = (i for i in wanted if not runtime.stack.contains(i.key()))
+        missing = (i for i in identities if not runtime.stack.contains(i.key()))
         with closing(runtime.window.each(missing, self._ensure)) as each:
             for ensured in each:
                 _check_stored(document.document_id, ensured.warning)

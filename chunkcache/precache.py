@@ -13,12 +13,13 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from chunkcache.documents import Document
+from chunkcache.entry_window import MAX_TOKENS
 from chunkcache.errors import (
     ChunkCacheError,
     DrainingError,
@@ -69,10 +70,56 @@ class PrecacheProgress:
 
 
 OnProgress = Callable[[PrecacheProgress], None]
-_Job = tuple[str, Callable[[], None]]
 _PAGE_DOCUMENTS = 1_000
 NUM_DOCUMENTS_IN_FLIGHT = 8
-"""So many short documents fill a pack: while their entries are written, others' are computed."""
+MIN_DOCUMENTS_IN_FLIGHT = 2
+"""While one document's entries are written to disk, another's are run through the model."""
+MAX_CHARACTERS_IN_FLIGHT = 4 * MAX_TOKENS
+"""So many short documents are at hand that they fill packs, and no more than two long ones: what
+ends a run waits for the documents at hand."""
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What is to be done for one document, and about how many characters of text it is for."""
+
+    name: str
+    num_characters: int
+    do: Callable[[], None]
+
+
+class _InFlight:
+    """Jobs under way, the oldest first. Only for one thread."""
+
+    def __init__(self) -> None:
+        self._jobs: deque[tuple[_Job, Future[None]]] = deque()
+
+    def begin(self, job: _Job, pool: ThreadPoolExecutor) -> None:
+        """Begin a job once there is room; of two with one name, the later begins behind the other.
+
+        Raises:
+            Exception: Whatever a job before it raised.
+        """
+        while len(self._jobs) == NUM_DOCUMENTS_IN_FLIGHT or self._is_full or self._has(job.name):
+            self._wait_for_oldest()
+        self._jobs.append((job, pool.submit(job.do)))
+
+    def wait(self) -> None:
+        """Wait for all jobs; raises as :meth:`begin` does."""
+        while self._jobs:
+            self._wait_for_oldest()
+
+    def _wait_for_oldest(self) -> None:
+        self._jobs.popleft()[1].result()
+
+    def _has(self, name: str) -> bool:
+        return any(job.name == name for job, _ in self._jobs)
+
+    @property
+    def _is_full(self) -> bool:
+        num_characters = sum(job.num_characters for job, _ in self._jobs)
+        is_much = num_characters >= MAX_CHARACTERS_IN_FLIGHT
+        return is_much and len(self._jobs) >= MIN_DOCUMENTS_IN_FLIGHT
 
 
 class PrecacheRun:
@@ -83,8 +130,7 @@ class PrecacheRun:
         on_progress: Told how far it is, from the thread that calls :meth:`run` or a worker's,
             never from two at once. A ``RequestCancelledError`` that it raises ends the run at once:
             :meth:`run` raises it too, and what was finished is kept.
-        should_stop: Asked before each document and each chunk, from any thread; True ends the run
-            once what is under way is finished.
+        should_stop: Asked before each document; True ends the run after what is finished.
     """
 
     def __init__(
@@ -103,7 +149,6 @@ class PrecacheRun:
         self._num_chunks = self._num_tokens = 0
         self._prefilled_chunks = self._prefilled_tokens = self._prefill_rows = 0
         self._prepared_chunks = self._chunks_to_prepare = self._without_neighbours = 0
-        self._is_stopped = False
         self._started = time.perf_counter()
 
     def run(self, items: Iterable[Item]) -> PrecacheSummary:
@@ -112,8 +157,7 @@ class PrecacheRun:
         Raises:
             StoreError: The store failed (for example, it is full): going on would not help.
         """
-        self._do_each(self._take_each(items, prefills=True))
-        return self._summary()
+        return self._summary(is_whole=self._do_each(self._take_each(items, prefills=True)))
 
     def run_with_neighbours(
         self,
@@ -133,36 +177,34 @@ class PrecacheRun:
             StoreError: As in :meth:`run`.
             ModelError: The finder does not work.
         """
-        self._do_each(self._take_each(items, prefills=False))
-        if not self._is_stopped:
+        is_whole = self._do_each(self._take_each(items, prefills=False))
+        if is_whole:
             recorder = NeighbourRecorder(self._ingest, finder)
             wanted = self._documents(document_ids)
             self._chunks_to_prepare = sum(wanted.values())
-            self._do_each((name, partial(self._prepare, name, recorder)) for name in wanted)
-        return self._summary()
+            characters = 4 * self._ingest.runtime.settings.chunk_tokens
+            is_whole = self._do_each(
+                _Job(name, num_chunks * characters, partial(self._prepare, name, recorder))
+                for name, num_chunks in wanted.items()
+            )
+        return self._summary(is_whole=is_whole)
 
     def _take_each(self, items: Iterable[Item], *, prefills: bool) -> Iterator[_Job]:
         for item in items:
             name = item.item if isinstance(item, ItemFailure) else item.document_id
-            yield name, partial(self._take, item, prefills)
+            yield _Job(name, _num_characters(item), partial(self._take, item, prefills))
 
-    def _do_each(self, jobs: Iterable[_Job]) -> None:
-        """Do jobs on workers' threads, until the run is stopped."""
-        in_flight: deque[tuple[str, Future[None]]] = deque()
+    def _do_each(self, jobs: Iterable[_Job]) -> bool:
+        """Do jobs on workers' threads; False if the run was stopped before the last."""
+        in_flight, is_whole = _InFlight(), True
         with ThreadPoolExecutor(NUM_DOCUMENTS_IN_FLIGHT, thread_name_prefix="precache") as pool:
-            for name, job in jobs:
-                if self._stops():
+            for job in jobs:
+                if self._should_stop():
+                    is_whole = False
                     break
-                # Of two items with one id the later one must be stored last.
-                while len(in_flight) == NUM_DOCUMENTS_IN_FLIGHT or name in dict(in_flight):
-                    in_flight.popleft()[1].result()
-                in_flight.append((name, pool.submit(job)))
-            while in_flight:
-                in_flight.popleft()[1].result()
-
-    def _stops(self) -> bool:
-        self._is_stopped |= self._should_stop()
-        return self._is_stopped
+                in_flight.begin(job, pool)
+            in_flight.wait()
+        return is_whole
 
     def _take(self, item: Item, prefills: bool) -> None:
         """One item, on a worker's thread."""
@@ -212,7 +254,7 @@ class PrecacheRun:
                 self._prefill_rows += num_rows
                 self._report(document.document_id)
 
-        counts = self._ingest.prefill(document, count, self._stops)
+        counts = self._ingest.prefill(document, count)
         with self._lock:
             self._prepared_chunks += len(document.chunks) - counts.prefilled_chunks
             self._without_neighbours += counts.without_neighbours
@@ -261,7 +303,7 @@ class PrecacheRun:
             )
         )
 
-    def _summary(self) -> PrecacheSummary:
+    def _summary(self, *, is_whole: bool) -> PrecacheSummary:
         return PrecacheSummary(
             documents=self._statuses.total(),
             created=self._statuses["created"],
@@ -277,8 +319,18 @@ class PrecacheRun:
             seconds=time.perf_counter() - self._started,
             tokens_per_second=self._rate(),
             failures=tuple(self._failures),
-            interrupted=self._is_stopped,
+            interrupted=not is_whole,
         )
+
+
+def _num_characters(item: Item) -> int:
+    """About how long a text is, as far as can be said without reading it."""
+    if isinstance(item, TextItem):
+        return len(item.text)
+    if isinstance(item, TextFile):
+        with suppress(OSError):
+            return item.path.stat().st_size
+    return 0
 
 
 def expand_items(items: Iterable[Item | str | Path]) -> Iterator[Item]:

@@ -12,6 +12,7 @@ from torch import nn
 
 from chunkcache.errors import UnsupportedModelError
 from chunkcache.identity import ModelDigest, ModelIdentity
+from chunkcache.model.activation import steady_activations
 from chunkcache.model.int8 import ROUNDING_DTYPE
 from chunkcache.model.rotary import Rotary
 from chunkcache.model.spec import ModelSpec, spec_from_config
@@ -59,6 +60,8 @@ class ModelRunner:
         self._head: nn.Module = model.lm_head
         self.rotary = Rotary(decoder.rotary_emb, self.spec.rope)
         self._check_modules()
+        for layer in self._layers:
+            steady_activations(layer.mlp)
 
     @property
     def device(self) -> torch.device:

@@ -20,7 +20,7 @@ from chunkcache.errors import (
 )
 from chunkcache.identity import EntryIdentity, ModelDigest, TenantNamespace, chunk_id
 from chunkcache.planning import AskOptions
-from chunkcache.precache import TextItem
+from chunkcache.precache import NUM_DOCUMENTS_IN_FLIGHT, TextItem
 from chunkcache.store import environment
 from chunkcache.store.disk import DiskTier
 from chunkcache.store.environment import FREEING_ROOM_BYTES, StoreEnvironment
@@ -97,7 +97,7 @@ def test_L02_a_batch_that_does_not_fit(open_cache: Caches, model_dir: Any) -> No
     stored = [d.document_id for d in cache.list()]
     incomplete = [name for name in stored if not _is_whole(cache, name)]
     assert len(stored) - len(incomplete) >= done[-1]
-    assert len(incomplete) <= 2
+    assert len(incomplete) <= NUM_DOCUMENTS_IN_FLIGHT
 
 
 def _is_whole(cache: Any, name: str) -> bool:

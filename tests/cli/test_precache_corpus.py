@@ -115,15 +115,15 @@ def test_each_item_is_of_one_shard() -> None:
 def test_max_bytes_ends_a_run_that_goes_on_when_repeated(
     cli_json, write_documents: Callable[[int], Path], read_store, store: Path
 ) -> None:
-    folder = write_documents(10)
+    folder = write_documents(30)
     total = cli_json("precache", folder, "--dry-run")["new_bytes"]
     first = cli_json("precache", folder, "--max-bytes", str(total // 3), exit_code=3)
     assert first["reached_max_bytes"] is True
-    assert 0 < first["documents"] < 10
+    assert 0 < first["documents"] < 30
     assert total // 3 <= sum(map(len, read_store(store)[1].values())) < total
     second = cli_json("precache", folder)
     assert second["reached_max_bytes"] is False
-    assert second["prefilled_chunks"] == 10 - first["prefilled_chunks"]
+    assert second["prefilled_chunks"] == 30 - first["prefilled_chunks"]
 
 
 def test_prune_deletes_what_came_from_there_and_is_gone(

@@ -53,24 +53,21 @@ def test_no_more_tokens_are_under_way_than_memory_is_for(window: EntryWindow) ->
 
 def test_the_first_failure_ends_it_once_nothing_is_under_way(window: EntryWindow) -> None:
     done: list[int] = []
-    failed = threading.Event()
+    begun, failed = threading.Event(), threading.Event()
 
     def work(identity: EntryIdentity) -> int:
         name = identity.token_ids[0]
         if name == 1:
+            assert begun.wait(30)
             failed.set()
             raise KeyError(name)
+        begun.set()
         assert failed.wait(30)
         done.append(name)
         return name
 
-    def wanted() -> Iterator[EntryIdentity]:
-        for name in (1, 2):
-            yield _identity(name)
-        assert failed.wait(30)
-
     with pytest.raises(KeyError):
-        list(window.each(wanted(), work))
+        list(window.each([_identity(1), _identity(2)], work))
     assert done == [2]
     assert list(window.each([_identity(3)], work)) == [3], "its room was given back"
 

@@ -77,6 +77,6 @@ def test_reranking_is_measured(open_cache, model_dir) -> None:
     assert body["rerank"]["sets"].keys() == {"one"}
     assert body["rerank"]["score_ms"] > 0
     # The second time, every candidate's entry was there.
-    num_rows = cache.runtime.prefill.num_rows
+    num_prefills = cache.runtime.stack.stats().prefills
     measure_retrieval(sets, FixedEmbedder(), reranker=reranker)
-    assert cache.runtime.prefill.num_rows == num_rows
+    assert cache.runtime.stack.stats().prefills == num_prefills

@@ -67,13 +67,13 @@ def test_a_score_does_not_depend_on_the_others(filled) -> None:
 
 def test_kept_entries_are_used(filled) -> None:
     cache = filled()
-    num_rows = cache.runtime.prefill.num_rows
+    num_prefills = cache.runtime.stack.stats().prefills
     likelihood = QueryLikelihood(cache.runtime, cache.catalog)
     likelihood.scores(QUERY, chunks_of(cache))
-    assert cache.runtime.prefill.num_rows == num_rows
+    assert cache.runtime.stack.stats().prefills == num_prefills
     assert cache.runtime.stack.stats().leases_open == 0
     likelihood.scores(QUERY, [cache.runtime.model.tokenizer.encode_content("A new text.")])
-    assert cache.runtime.prefill.num_rows > num_rows
+    assert cache.runtime.stack.stats().prefills > num_prefills
 
 
 def test_a_search_in_the_models_order(filled) -> None:
