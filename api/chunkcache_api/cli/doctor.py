@@ -146,6 +146,14 @@ def _rows(found: Diagnosis) -> "Iterator[tuple[str, str]]":
         f"{machine['transformers']}, python {machine['python']}",
     )
     yield from _store_rows(found)
+    if found.remote is not None:
+        answer = "answers" if found.remote["reachable"] else "does not answer"
+        yield "remote", f"{found.remote['address']} {answer}"
+        yield (
+            "",
+            f"{found.remote['to_send']:,} entries to be sent, {found.remote['to_remove']:,} removals "
+            "not confirmed yet",
+        )
     yield from _model_rows(found)
     yield from _speed_rows(found)
     yield from _fidelity_rows(found)
