@@ -19,6 +19,8 @@ from obstore.store import LocalStore, from_url
 from chunkcache.store.remote.address import RemoteAddress
 from chunkcache.store.remote.backend import DeclinedError, FailureKind, RemoteFailure
 
+NUM_RETRIES: Final = 3
+FIRST_BACKOFF: Final = timedelta(milliseconds=50)
 _LIST_BATCH: Final = 1_000
 _DENIED: Final = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
 
@@ -38,7 +40,7 @@ class ObjectStoreBackend:
                 directory = Path(unquote(urlsplit(address.url).path))
                 self._store: Any = LocalStore(directory, mkdir=True)
             else:
-                # What failed is tried again by whoever asks next, behind the circuit breaker.
+                # Servers fail for a moment now and then; what lasts is the breaker's affair.
                 self._store = from_url(
                     address.url,
                     client_options={
@@ -46,7 +48,15 @@ class ObjectStoreBackend:
                         "connect_timeout": timeout,
                         "allow_http": _endpoint_is_plain(),
                     },
-                    retry_config={"max_retries": 0, "retry_timeout": timeout},
+                    retry_config={
+                        "max_retries": NUM_RETRIES,
+                        "retry_timeout": timeout,
+                        "backoff": {
+                            "init_backoff": FIRST_BACKOFF,
+                            "max_backoff": 4 * FIRST_BACKOFF,
+                            "base": 2,
+                        },
+                    },
                 )
 
     def get(self, name: str, accepts: Callable[[int], bool]) -> bytes | None:
@@ -116,7 +126,7 @@ def _kind(error: Exception) -> FailureKind:
     """The library has one class for most failures; their texts tell them apart."""
     if isinstance(error, TimeoutError):
         return FailureKind.TIMEOUT
-    text = str(error).lower()
+    text = str(error).partition("Debug source")[0].lower()
     if any(word in text for word in ("permission denied", "403", "401", "accessdenied")):
         return FailureKind.DENIED
     if any(word in text for word in ("timed out", "timeout", "operationtimedout")):
