@@ -1,11 +1,14 @@
 """The remote tier's figures in Prometheus' form. Owns these metrics' names; counts nothing itself."""
 
 from collections.abc import Iterator, Mapping
+from typing import TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from chunkcache.store.remote.breaker import BreakerState
 from chunkcache.store.remote.stats import RemoteStats
+
+LabelT = TypeVar("LabelT", bound=str)
 
 
 def remote_metrics(stats: RemoteStats) -> Iterator[Metric]:
@@ -43,7 +46,7 @@ def remote_metrics(stats: RemoteStats) -> Iterator[Metric]:
         yield GaugeMetricFamily(f"chunkcache_remote_{name}", text, value=value)
 
 
-def _labelled(name: str, text: str, values: Mapping[str, int]) -> Metric:
+def _labelled(name: str, text: str, values: Mapping[LabelT, int]) -> Metric:
     counters = CounterMetricFamily(name, text, labels=("reason",))
     for key, value in values.items():
         counters.add_metric((str(key),), value)

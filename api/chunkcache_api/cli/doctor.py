@@ -34,6 +34,7 @@ from chunkcache_api.cli.options import (
     PreparationOption,
     QuantisationOption,
     RatioOption,
+    RemoteOption,
     StoreOption,
     TargetOption,
 )
@@ -76,6 +77,7 @@ def doctor(
     preparation: PreparationOption = None,
     codec: CodecOption = None,
     chunk_tokens: ChunkTokensOption = None,
+    remote: RemoteOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Look, tell, and end with a code that says whether all is well."""
@@ -93,6 +95,7 @@ def doctor(
             preparation=preparation,
             codec=codec,
             chunk_tokens=chunk_tokens,
+            remote=remote,
         )
         found = _examined(settings, fidelity)
     if as_json:

@@ -127,6 +127,7 @@ def _kind(error: Exception) -> FailureKind:
     if isinstance(error, TimeoutError):
         return FailureKind.TIMEOUT
     text = str(error).partition("Debug source")[0].lower()
+    text = text.replace("retry_timeout", "")  # a setting that it repeats
     if any(word in text for word in ("permission denied", "403", "401", "accessdenied")):
         return FailureKind.DENIED
     if any(word in text for word in ("timed out", "timeout", "operationtimedout")):
