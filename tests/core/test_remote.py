@@ -32,7 +32,7 @@ def test_a_second_machine_answers_with_the_first_one_s_entries(
     expected = first.answer("Which code?", ["tower"], max_tokens=4)
     first.close()
     second = open_cache(second_machine(tmp_path), remote=remote)
-    second._current().ingest.store("tower", passages["tower"], {}, "plain")
+    second._current().ingest.store("tower", passages["tower"], {}, "text")
     answer = second.answer("Which code?", ["tower"], max_tokens=4)
     assert answer.token_ids == expected.token_ids
     assert {d.source for d in answer.report.documents} == {"remote"}
@@ -61,7 +61,7 @@ def test_a_dead_remote_is_named_in_the_answer_and_costs_nothing_else(
     open_cache: OpenCache, passages: dict[str, str]
 ) -> None:
     cache = open_cache(remote=URL)
-    cache._current().ingest.store("tower", passages["tower"], {}, "plain")
+    cache._current().ingest.store("tower", passages["tower"], {}, "text")
     answer = cache.answer("Which code?", ["tower"], max_tokens=2)
     assert answer.token_ids
     assert {w.code for w in answer.report.warnings} == {"miss_remote_unavailable"}
