@@ -6,9 +6,12 @@ STAMP := $(VENV)/.installed
 # The frameworks have many dependencies, which nothing else here should meet.
 ADAPTERS := .venv-adapters
 ADAPTERS_STAMP := $(ADAPTERS)/.installed
+# The S3 server that tests start has many dependencies too.
+S3 := .venv-s3
+S3_STAMP := $(S3)/.installed
 ARGS ?=
 
-.PHONY: help setup demo test test-slow test-adapters fuzz lint format eval-speed eval-quality clean
+.PHONY: help setup demo test test-servers test-slow test-adapters fuzz lint format eval-speed eval-quality clean
 
 help: ## Show this list.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -27,11 +30,23 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## Pre-cache a small corpus, ask over it, compare with a full prefill.
 	@$(BIN)/chunkcache demo $(ARGS)
 
-test: $(STAMP) ## Run the test suite.
+test: $(STAMP) test-servers ## Run the test suite.
 	$(BIN)/python -m pytest $(ARGS)
 
-test-slow: $(STAMP) ## Run the slow checks too.
+test-slow: $(STAMP) test-servers ## Run the slow checks too.
 	$(BIN)/python -m pytest -m "not gpu" $(ARGS)
+
+# Tests that need one of these are skipped where it cannot be had.
+test-servers: $(S3_STAMP)
+	@command -v redis-server valkey-server > /dev/null || { test "$$(id -u)" = 0 && command -v apt-get > /dev/null \
+		&& apt-get install -y -qq --no-install-recommends redis-server > /dev/null; } \
+		|| echo "redis-server is not installed: its tests are skipped"
+
+$(S3_STAMP): $(STAMP) constraints-s3.txt
+	test -x $(S3)/bin/python || $(PYTHON) -m venv $(S3)
+	$(S3)/bin/python -m pip install --quiet --disable-pip-version-check "pip>=25.1"
+	$(S3)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-s3.txt --group s3 \
+		&& touch $(S3_STAMP) || echo "moto is not installed: its tests are skipped"
 
 fuzz: $(STAMP) ## Put many more generated requests to the API than the tests do.
 	FUZZ_EXAMPLES=250 $(BIN)/python -m pytest --timeout 3600 tests/api/test_schema.py $(ARGS)
@@ -65,4 +80,4 @@ eval-quality: $(STAMP) ## Measure how close fused answers are to the full prefil
 	$(BIN)/chunkcache eval quality $(ARGS)
 
 clean: ## Remove the virtual environment and caches.
-	rm -rf $(VENV) $(ADAPTERS) build .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(ADAPTERS) $(S3) build .pytest_cache .ruff_cache .hypothesis .import_linter_cache

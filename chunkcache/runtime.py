@@ -46,6 +46,8 @@ from chunkcache.store.eviction.registry import make_eviction
 from chunkcache.store.host import HostTier
 from chunkcache.store.lease import Lease
 from chunkcache.store.load_speed import Calibration, LoadSpeed
+from chunkcache.store.remote.opening import open_configured_remote
+from chunkcache.store.remote.remote_cache import RemoteCache
 from chunkcache.store.stack import TierStack
 from chunkcache.store.tier import MissReason
 from chunkcache.store.transaction import Transaction
@@ -62,6 +64,7 @@ class Runtime:
         model: The loaded model.
         env: The store's environment.
         stack: Entries in all tiers.
+        remote: The remote tier, if there is one.
         pool: Pages of the requests in flight.
         engine: The model's thread.
         json_constraints: Keeps answers to JSON.
@@ -90,6 +93,7 @@ class Runtime:
         gate: GateReport,
         calibration: Calibration,
         predecessor: "Runtime | None" = None,
+        remote: RemoteCache | None = None,
     ) -> None:
         runner = model.runner
         self.settings = settings
@@ -118,11 +122,15 @@ class Runtime:
                 max_pinned_ratio=settings.max_pinned_ratio,
             )
             self.load_speed = LoadSpeed(calibration)
-            self.stack = TierStack(host, DiskTier(env), self.load_speed)
+            self.remote = remote
+            self.stack = TierStack(host, DiskTier(env), self.load_speed, remote)
+            if remote is not None:
+                remote.start(self.load_speed)
             self.meter = ServingMeter()
             self.succession = Succession(self)
         else:
             self.load_speed = predecessor.load_speed
+            self.remote = predecessor.remote
             self.stack = predecessor.stack
             self.meter = predecessor.meter
             self.succession = predecessor.succession
@@ -167,6 +175,7 @@ class Runtime:
             ModelError: The model cannot be loaded, is not supported, or fails the gate.
             StoreError: The store cannot be used.
             InvalidValueError: A setting does not fit.
+            MissingExtraError: A setting asks for a package that is not installed.
         """
         preparation = Preparation.parse(settings.preparation)
         env = StoreEnvironment.open(
@@ -175,6 +184,7 @@ class Runtime:
             read_only=settings.read_only,
         )
         try:
+            remote = open_configured_remote(settings, env, progress)
             model = load_configured_model(settings, progress)
             if env.network_filesystem is not None:
                 progress(
@@ -185,7 +195,7 @@ class Runtime:
             gate = pass_gate(model, env, progress)
             codec = codec_by_name(settings.codec, model.runner.dtype)
             calibration = stored_calibration(model.runner, codec, env, progress)
-            return cls(settings, model, env, gate, calibration)
+            return cls(settings, model, env, gate, calibration, remote=remote)
         except BaseException:
             env.close()
             raise
@@ -308,7 +318,7 @@ class Runtime:
 
     def _load_entry(self, identity: EntryIdentity, may_prefill: bool) -> Lease | MissReason:
         if not may_prefill:
-            return self.stack.load(identity, waits=False)
+            return self.stack.load(identity, guard=self._guard(identity), waits=False)
         return self.stack.load_or_prefill(
             identity,
             lambda: self._compute(identity),

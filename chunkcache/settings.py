@@ -56,6 +56,14 @@ class Settings(BaseSettings):
     """``int8`` keeps the model's matrices as int8, for faster decoding on the CPU."""
     store: Path = Path("chunkcache.store")
     """Directory of the store; made if it is not there."""
+    remote: str | None = Field(default=None, repr=False)
+    """URL of entries that several machines share behind the disk (extra ``remote``):
+    ``s3://bucket/prefix``, ``gs://``, ``az://``, ``file:///directory``, ``redis://host:port/db`` or
+    ``valkey://``."""
+    remote_timeout_seconds: float = Field(default=2.0, gt=0.0, le=60.0)
+    """How long a request waits for the remote at most before it computes what it wants."""
+    remote_max_object_bytes: int = Field(default=256 << 20, ge=1 << 10)
+    """Larger entries are neither sent to the remote nor read from it."""
     cache_dir: Path = Field(default_factory=default_cache_dir)
     """Directory for what can be made again: converted models, remembered digests."""
     store_max_bytes: int = Field(default=64 << 30, ge=16 << 20)

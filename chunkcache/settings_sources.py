@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from chunkcache.settings import ENV_PREFIX, Settings, file_values, load_settings
+from chunkcache.store.remote.address import mask_url
 
 SettingSource = Literal["flag", "env", "file", "default"]
 
@@ -16,7 +17,7 @@ class SettingInfo:
 
     Attributes:
         name: Its name.
-        value: Its value.
+        value: Its value, without secrets.
         source: What said so: an argument, the environment, the file, or nothing.
         default: What it is where nothing is said.
         meaning: What it does.
@@ -27,6 +28,11 @@ class SettingInfo:
     source: SettingSource
     default: Any
     meaning: str
+
+
+def shown_value(name: str, value: Any) -> Any:
+    """A setting's value without the secrets that it may hold."""
+    return mask_url(value) if name == "remote" and value is not None else value
 
 
 def explain_settings(given: Mapping[str, object]) -> tuple[SettingInfo, ...]:
@@ -52,7 +58,7 @@ def explain_settings(given: Mapping[str, object]) -> tuple[SettingInfo, ...]:
     return tuple(
         SettingInfo(
             name,
-            getattr(settings, name),
+            shown_value(name, getattr(settings, name)),
             source_of(name),
             field.get_default(call_default_factory=True),
             " ".join((field.description or "").split()),

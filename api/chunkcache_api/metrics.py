@@ -25,6 +25,7 @@ from chunkcache.runtime import Runtime
 from chunkcache.serving_meter import HistogramCounts, ServingMeter, Stage
 from chunkcache.store.stack import TierStack
 from chunkcache_api.auth.key_ring import KeyRing, KeyRingStats
+from chunkcache_api.remote_metrics import remote_metrics
 from chunkcache_api.service import Service, ServiceState
 
 LabelT = TypeVar("LabelT", bound=str)
@@ -189,6 +190,8 @@ def _tiers(stack: TierStack) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "chunkcache_open_leases", "Leases on entries not yet given back.", value=stats.leases_open
     )
+    if stats.remote is not None:
+        yield from remote_metrics(stats.remote)
 
 
 def _verification(verifier: BackgroundVerifier, model: str) -> Iterator[Metric]:

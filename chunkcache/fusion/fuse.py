@@ -214,12 +214,14 @@ class Fusion:
     def _note_load(self, segment: Segment, lease: Lease) -> None:
         if lease.miss == MissReason.SLOWER_THAN_PREFILL:
             self._warn(f"miss_{lease.miss}", "was computed: reading it would take longer", segment)
+        elif lease.miss == MissReason.REMOTE_UNAVAILABLE:
+            self._warn(f"miss_{lease.miss}", "was computed: the remote did not answer", segment)
         elif lease.miss is not None and lease.miss != MissReason.ABSENT:
             self._warn(
                 f"miss_{lease.miss}", "the stored entry was unusable: computed anew", segment
             )
         if lease.warning is not None:
-            self._warn(f"not_stored_{lease.warning}", "computed, but could not be kept", segment)
+            self._warn(f"not_stored_{lease.warning}", "could not be kept", segment)
 
     def _warn(self, code: str, message: str, segment: Segment) -> None:
         assert segment.chunk is not None

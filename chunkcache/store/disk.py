@@ -19,6 +19,7 @@ from chunkcache.store.entry_format import (
 )
 from chunkcache.store.environment import StoreEnvironment
 from chunkcache.store.records import Record, decode_record, encode_record
+from chunkcache.store.remote.outbox import owe_removal, owe_sending
 from chunkcache.store.tier import MissReason, NonFiniteEntryError, UnownedEntryError
 from chunkcache.store.transaction import Database, Transaction
 
@@ -60,8 +61,10 @@ class QuarantineRecord(Record, frozen=True, kw_only=True):
     head: bytes
 
 
-def put_entry(txn: Transaction, entry: Entry) -> bool:
+def put_entry(txn: Transaction, entry: Entry, *, is_from_remote: bool = False) -> bool:
     """Store an entry inside a transaction, unless a sound one is there.
+
+    Where the store has a remote, that it is to be sent there is put on record with it.
 
     Raises:
         NonFiniteEntryError: It holds NaN or infinities.
@@ -77,11 +80,18 @@ def put_entry(txn: Transaction, entry: Entry) -> bool:
         else:
             return False
     txn.put(Database.ENTRIES, entry.key, encode_entry(entry))
+    if not is_from_remote:
+        owe_sending(txn, entry.key)
     return True
 
 
 def delete_entry(txn: Transaction, key: ChunkKey) -> bool:
-    """Remove an entry, and what the quarantine holds of it, inside a transaction."""
+    """Remove an entry, and what the quarantine holds of it, inside a transaction.
+
+    Where the store has a remote, that it is to be removed there too is put on record with it,
+    whether or not the disk had it.
+    """
+    owe_removal(txn, key)
     txn.delete(Database.QUARANTINE, key)
     return txn.delete(Database.ENTRIES, key)
 
@@ -191,12 +201,15 @@ class DiskTier:
         with self._env.read() as txn:
             return txn.get(Database.ENTRIES, key) is not None
 
-    def put(self, entry: Entry, guard: Guard | None = None) -> bool:
+    def put(
+        self, entry: Entry, guard: Guard | None = None, *, is_from_remote: bool = False
+    ) -> bool:
         """Keep an entry; see :meth:`chunkcache.store.tier.Tier.put`.
 
         Args:
             entry: What to keep.
             guard: Asked first, in the same transaction.
+            is_from_remote: It need not be sent to the store's remote.
 
         Raises:
             NonFiniteEntryError: It holds NaN or infinities.
@@ -207,7 +220,7 @@ class DiskTier:
         def body(txn: Transaction) -> bool:
             if guard is not None and not guard(txn):
                 raise UnownedEntryError
-            return put_entry(txn, entry)
+            return put_entry(txn, entry, is_from_remote=is_from_remote)
 
         return self._env.update(body)
 

@@ -11,7 +11,7 @@ from typing import Literal, Self
 from chunkcache.entry import Entry
 from chunkcache.store.tier import MissReason, NotStored
 
-Source = Literal["host", "disk", "computed"]
+Source = Literal["host", "disk", "remote", "computed"]
 
 
 class Lease:

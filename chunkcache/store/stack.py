@@ -1,58 +1,67 @@
-"""The tier stack: host, then disk, then prefill; one computation per key at a time.
+"""The tier stack: host, then disk, then remote, then prefill; one computation per key at a time.
 
 The one owner of entries. Knows no model (a prefill is a callable) and no documents (a guard is
 a callable).
 """
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import Final
 
 from chunkcache.entry import Entry
-from chunkcache.errors import RequestCancelledError, StoreError, StoreFullError, StoreReadOnlyError
+from chunkcache.errors import RequestCancelledError
 from chunkcache.identity import ChunkKey, EntryIdentity, ModelDigest, TenantNamespace
 from chunkcache.store.disk import DiskTier, Guard
 from chunkcache.store.disk_reads import DiskReads
+from chunkcache.store.disk_writes import keep_on_disk
 from chunkcache.store.flight import Flight
 from chunkcache.store.host import HostTier
 from chunkcache.store.lease import Lease, Source
 from chunkcache.store.load_speed import LoadSpeed
-from chunkcache.store.stack_stats import TierStackStats
-from chunkcache.store.tier import MissReason, NonFiniteEntryError, NotStored, UnownedEntryError
+from chunkcache.store.remote.remote_cache import RemoteCache
+from chunkcache.store.stack_stats import StackCounts, TierStackStats
+from chunkcache.store.tier import MissReason, NotStored
 
+REMOTE_CLOSE_S: Final = 10.0
 Prefill = Callable[[], Entry]
-CountedT = TypeVar("CountedT")
 
 
 class TierStack:
-    """Host and disk behind one lookup.
+    """Host, disk and remote behind one lookup.
 
     Args:
         host: Entries in RAM.
         disk: Entries on disk, or none: then nothing outlives the process.
         speed: Knows when computing an entry anew is quicker than reading it; None always reads.
+        remote: Entries elsewhere, for a stack with a disk, which keeps what comes from there.
     """
 
     def __init__(
-        self, host: HostTier, disk: DiskTier | None, speed: LoadSpeed | None = None
+        self,
+        host: HostTier,
+        disk: DiskTier | None,
+        speed: LoadSpeed | None = None,
+        remote: RemoteCache | None = None,
     ) -> None:
+        assert remote is None or disk is not None
         self._host = host
         self._disk = disk
+        self._remote = remote
         self._reads = DiskReads(disk, host, speed)
         self._lock = threading.Lock()
         self._flights: dict[ChunkKey, Flight] = {}
         self._beside: dict[ChunkKey, Flight] = {}
-        self._hits: Counter[str] = Counter({"host": 0, "disk": 0})
-        self._misses: Counter[MissReason] = Counter()
-        self._not_stored: Counter[NotStored] = Counter()
-        self._lookups = self._prefills = self._stored = 0
+        self._counts = StackCounts(("host", "disk", "remote") if remote else ("host", "disk"))
 
-    def load(self, identity: EntryIdentity, *, waits: bool = True) -> Lease | MissReason:
+    def load(
+        self, identity: EntryIdentity, *, guard: Guard | None = None, waits: bool = True
+    ) -> Lease | MissReason:
         """Find an entry in the tiers.
 
         Args:
             identity: What is wanted.
+            guard: As in :meth:`load_or_prefill`, for what the remote has and the disk has not;
+                without one that is not kept.
             waits: As in :meth:`load_or_prefill`.
 
         Returns:
@@ -61,7 +70,7 @@ class TierStack:
         Raises:
             StoreError: The store is closed.
         """
-        return self._acquire(identity, None, None, waits=waits, may_lend=False)
+        return self._acquire(identity, None, guard, waits=waits, may_lend=False)
 
     def load_or_prefill(
         self,
@@ -126,6 +135,7 @@ class TierStack:
         dropped = {key for key in wanted if self._host.discard(key)}
         if self._disk:
             dropped |= self._disk.delete_many(wanted)
+        self._wake_remote()
         return len(dropped)
 
     def forget(self, keys: Iterable[ChunkKey]) -> None:
@@ -138,6 +148,7 @@ class TierStack:
                 for flight in self._under_way(key):
                     flight.is_forgotten = True
             self._host.discard(key)
+        self._wake_remote()
 
     def forget_model(self, model: ModelDigest) -> int:
         """Drop copies in RAM of what a model computed; the disk is left alone.
@@ -189,24 +200,7 @@ class TierStack:
 
     def stats(self) -> TierStackStats:
         """A snapshot; counts of different tiers may be a few operations apart."""
-        host, disk = self._host.stats(), self._disk
-        disk_bytes, disk_entries = (disk.num_bytes, disk.num_entries) if disk else (0, 0)
-        with self._lock:
-            return TierStackStats(
-                lookups=self._lookups,
-                hits=dict(self._hits),
-                misses=dict(self._misses),
-                prefills=self._prefills,
-                stored=self._stored,
-                not_stored=dict(self._not_stored),
-                bytes={"host": host.used_bytes, "disk": disk_bytes},
-                entries={"host": host.num_entries, "disk": disk_entries},
-                evictions=host.evictions,
-                rejections=host.rejections,
-                pinned_bytes=host.pinned_bytes,
-                quarantined=disk.num_quarantined if disk else 0,
-                leases_open=host.num_leases,
-            )
+        return self._counts.snapshot(self._host, self._disk, self._remote)
 
     def check_integrity(self) -> None:
         """Check the host tier's books.
@@ -217,8 +211,10 @@ class TierStack:
         self._host.check_integrity()
 
     def close(self) -> None:
-        """Forget everything in RAM. The environment stays open: its opener closes it."""
+        """Forget everything in RAM, send the remote what it is owed; the environment stays open."""
         self._host.clear()
+        if self._remote is not None:
+            self._remote.close(REMOTE_CLOSE_S)
 
     def _acquire(
         self,
@@ -230,8 +226,7 @@ class TierStack:
         may_lend: bool,
     ) -> Lease | MissReason:
         key = identity.key()
-        with self._lock:
-            self._lookups += 1
+        self._counts.lookup()
         host_miss = MissReason.ABSENT
         while True:
             found = self._from_host(key, identity)
@@ -263,7 +258,7 @@ class TierStack:
         if lease is None:
             return MissReason.ABSENT
         if lease.entry.identity == identity:
-            self._count(self._hits, "host")
+            self._counts.hit("host")
             return lease
         lease.release()
         self._host.discard(key)
@@ -284,20 +279,29 @@ class TierStack:
             found = self._reads.read(identity, may_prefill=can_compute, may_lend=may_lend)
             if isinstance(found, Lease):
                 # Not to be shared: others who wait for the key look for themselves.
-                self._count(self._hits, "disk")
+                self._counts.hit("disk")
                 return found
             if isinstance(found, Entry):
-                self._count(self._hits, "disk")
+                self._counts.hit("disk")
                 return self._publish(flight, found, "disk", None)
             if found is not MissReason.ABSENT:
                 flight.miss = found
-            self._count(self._misses, flight.miss)
+            if self._remote is not None and found is not MissReason.SLOWER_THAN_PREFILL:
+                there = self._remote.read(identity, may_prefill=can_compute)
+                if isinstance(there, Entry):
+                    self._counts.hit("remote")
+                    # What nothing would remove from disk is not written to it.
+                    kept = self.keep(there, guard, is_from_remote=True) if guard else None
+                    warning = kept if guard else NotStored.UNOWNED
+                    return self._publish(flight, there, "remote", warning)
+                if there is not MissReason.ABSENT:
+                    flight.miss = there
+            self._counts.miss(flight.miss)
             if prefill is None:
                 return flight.miss
             entry = prefill()
             assert entry.identity == identity, "a prefill computed another entry"
-            with self._lock:
-                self._prefills += 1
+            self._counts.prefill()
             # What was passed over on disk is there already.
             is_kept = flight.miss is MissReason.SLOWER_THAN_PREFILL
             warning = None if is_kept else self.keep(entry, guard)
@@ -325,7 +329,7 @@ class TierStack:
             if flight.is_dropped:
                 warning = NotStored.DROPPED
             if warning is not None:
-                self._not_stored[warning] += 1
+                self._counts.not_stored(warning)
             # What the catalog could not note is not found again when a chunk that the entry holds
             # a trace of goes.
             is_untraced = warning is not None and bool(entry.identity.behind)
@@ -352,7 +356,7 @@ class TierStack:
             is_own_affair = isinstance(error, RequestCancelledError) or prefill is None
             if is_own_affair or not isinstance(error, Exception):
                 return None
-            self._count(self._misses, flight.miss)
+            self._counts.miss(flight.miss)
             raise error
         if flight.entry is None or flight.is_dropped:
             return None
@@ -360,32 +364,28 @@ class TierStack:
         if isinstance(found, Lease):
             found.warning = flight.warning
             return found
-        self._count(self._hits, "host")
+        self._counts.hit("host")
         return self._host.lease_outside(flight.entry, "host", miss=None, warning=flight.warning)
 
-    def keep(self, entry: Entry, guard: Guard | None) -> NotStored | None:
+    def keep(
+        self, entry: Entry, guard: Guard | None, *, is_from_remote: bool = False
+    ) -> NotStored | None:
         """Write an entry that the disk has not (any more); the guard as in :meth:`load_or_prefill`.
 
         Returns:
             Why it was not kept, if it was not.
         """
-        if self._disk is None:
-            return None if entry.is_finite() else NotStored.NON_FINITE
-        try:
-            is_new = self._disk.put(entry, guard)
-        except NonFiniteEntryError:
-            return NotStored.NON_FINITE
-        except UnownedEntryError:
-            return NotStored.UNOWNED
-        except StoreFullError:
-            return NotStored.STORE_FULL
-        except StoreReadOnlyError:
-            return NotStored.READ_ONLY
-        except StoreError:
-            return NotStored.STORE_ERROR
-        with self._lock:
-            self._stored += is_new
+        is_new = keep_on_disk(self._disk, entry, guard, is_from_remote=is_from_remote)
+        if isinstance(is_new, NotStored):
+            return is_new
+        if is_new:
+            self._counts.stored()
+            self._wake_remote()
         return None
+
+    def _wake_remote(self) -> None:
+        if self._remote is not None:
+            self._remote.wake()
 
     def _is_still_wanted(self, key: ChunkKey) -> bool:
         """Undo an admission that came behind the entry's removal: the disk loses it first."""
@@ -393,7 +393,3 @@ class TierStack:
             return True
         self._host.discard(key)
         return False
-
-    def _count(self, counter: Counter[CountedT], label: CountedT) -> None:
-        with self._lock:
-            counter[label] += 1

@@ -1,6 +1,6 @@
 """What a tier of entries promises, and every reason for which it may not have one.
 
-A tier here is a store *behind* the host's memory (disk today). The host tier hands out leases
+A tier here is a store *behind* the host's memory (disk, remote). The host tier hands out leases
 instead and has its own contract in :mod:`chunkcache.store.host`.
 """
 
@@ -31,6 +31,10 @@ class MissReason(StrEnum):
     """It is on disk, and computing it anew is quicker here than reading it."""
     UNREADABLE = "unreadable"
     """The store as a whole could not be read."""
+    TOO_LARGE = "too_large"
+    """The remote has it, and it is larger than what is read from there."""
+    REMOTE_UNAVAILABLE = "remote_unavailable"
+    """The remote, which may have it, did not answer in time, or is left alone for a while."""
 
 
 class NotStored(StrEnum):

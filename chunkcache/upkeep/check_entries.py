@@ -25,7 +25,7 @@ from chunkcache.store.records import decoded
 from chunkcache.store.tier import MissReason
 from chunkcache.store.transaction import Database, Transaction
 from chunkcache.upkeep.check_documents import DocumentFacts
-from chunkcache.upkeep.findings import Fault, Finding, Mend, OnProgress, deletes
+from chunkcache.upkeep.findings import Fault, Finding, Mend, OnProgress, drops_entry
 
 _ENTRIES = Database.ENTRIES
 
@@ -150,14 +150,14 @@ def _check_links(
             Fault.UNREFERENCED_ENTRY,
             key.hex(),
             "no chunk has these tokens; it is dropped",
-            deletes(_ENTRIES, key),
+            drops_entry(key),
         )
     elif not traces.is_known:
         yield Finding(
             Fault.UNTRACED_ENTRY,
             key.hex(),
             "it is not on record which chunks it was prepared behind; it is dropped",
-            deletes(_ENTRIES, key),
+            drops_entry(key),
         )
     else:
         # Its own chunk may be known under several tokenizers: one of them has to name it.

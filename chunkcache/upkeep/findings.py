@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from chunkcache.identity import ChunkKey
+from chunkcache.store.disk import delete_entry
 from chunkcache.store.transaction import Database, Transaction
 
 Mend = Callable[[Transaction], object]
@@ -110,5 +112,14 @@ def deletes(database: Database, *keys: bytes) -> Mend:
     def mend(txn: Transaction) -> None:
         for key in keys:
             txn.delete(database, key)
+
+    return mend
+
+
+def drops_entry(key: ChunkKey) -> Mend:
+    """Removes an entry, from a remote too."""
+
+    def mend(txn: Transaction) -> None:
+        delete_entry(txn, key)
 
     return mend

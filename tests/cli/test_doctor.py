@@ -155,3 +155,11 @@ def test_settings_at_their_defaults_are_not_listed(monkeypatch: pytest.MonkeyPat
         "store": {"value": "elsewhere", "default": "chunkcache.store"},
         "verify_rate": {"value": 0.5, "default": 0.0},
     }
+
+
+def test_a_remote_that_does_not_answer_is_a_problem_without_its_password(cli) -> None:
+    result = cli("doctor", "--fidelity", "skip", "--remote", "redis://u:hunter2@127.0.0.1:9/0")
+    assert result.exit_code == 1
+    assert "(remote_unreachable)" in result.stderr
+    assert "redis://***@127.0.0.1:9/0 does not answer" in " ".join(result.stdout.split())
+    assert "hunter2" not in result.stdout + result.stderr

@@ -56,6 +56,7 @@ class Diagnosis:
         store: What the store holds, and the room left.
         model: The model's name, geometry and gate figures.
         speed: What loading an entry costs against prefilling it.
+        remote: The remote tier and what waits for it, where there is one.
         fidelity: How close fused answers are.
         problems: What is wrong; empty when all is well.
     """
@@ -65,6 +66,7 @@ class Diagnosis:
     store: dict[str, Any] | None = None
     model: dict[str, Any] | None = None
     speed: dict[str, Any] | None = None
+    remote: dict[str, Any] | None = None
     fidelity: dict[str, Any] | None = None
     problems: list[Problem] = field(default_factory=list)
 
@@ -101,6 +103,7 @@ def diagnose(diagnosis: Diagnosis, runtime: "Runtime") -> None:
     diagnosis.store = _store(diagnosis, open_store_stats(runtime.env), network_filesystem)
     diagnosis.model = _model(runtime)
     diagnosis.speed = _speed(runtime)
+    diagnosis.remote = _remote(diagnosis, runtime)
     if not diagnosis.speed["load_pays"]:
         diagnosis.note(
             "load_slower_than_prefill",
@@ -143,11 +146,13 @@ def diagnose_fidelity(
 
 def changed_settings(settings: "Settings") -> dict[str, dict[str, Any]]:
     """Settings that differ from their defaults: ``value`` and ``default`` by name."""
+    from chunkcache.settings_sources import shown_value
+
     changed = {}
     for name, info in type(settings).model_fields.items():
         value, default = getattr(settings, name), info.get_default(call_default_factory=True)
         if value != default:
-            changed[name] = {"value": _plain(value), "default": _plain(default)}
+            changed[name] = {"value": _plain(shown_value(name, value)), "default": _plain(default)}
     return changed
 
 
@@ -227,6 +232,28 @@ def _speed(runtime: "Runtime") -> dict[str, Any]:
         "load_tokens_per_s": 1 / (bytes_per_token * figures.load_s_per_byte),
         "load_bytes_per_s": 1 / figures.load_s_per_byte,
         "load_pays": not runtime.load_speed.is_slower(num_tokens * bytes_per_token, num_tokens),
+    }
+
+
+def _remote(diagnosis: Diagnosis, runtime: "Runtime") -> dict[str, Any] | None:
+    remote = runtime.remote
+    if remote is None:
+        return None
+    is_reachable = remote.check()
+    stats = remote.stats()
+    if not is_reachable:
+        reasons = ", ".join(sorted(stats.failures)) or "no answer"
+        diagnosis.note(
+            "remote_unreachable",
+            f"the remote {stats.address} cannot be used ({reasons}): answers are computed without "
+            "it, and what it is owed waits. Check that it runs, the URL, the credentials in the "
+            "environment, and the network; or leave out the setting remote",
+        )
+    return {
+        "address": stats.address,
+        "reachable": is_reachable,
+        "to_send": stats.to_send,
+        "to_remove": stats.to_remove,
     }
 
 

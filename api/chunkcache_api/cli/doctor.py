@@ -34,6 +34,7 @@ from chunkcache_api.cli.options import (
     PreparationOption,
     QuantisationOption,
     RatioOption,
+    RemoteOption,
     StoreOption,
     TargetOption,
 )
@@ -76,6 +77,7 @@ def doctor(
     preparation: PreparationOption = None,
     codec: CodecOption = None,
     chunk_tokens: ChunkTokensOption = None,
+    remote: RemoteOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Look, tell, and end with a code that says whether all is well."""
@@ -93,6 +95,7 @@ def doctor(
             preparation=preparation,
             codec=codec,
             chunk_tokens=chunk_tokens,
+            remote=remote,
         )
         found = _examined(settings, fidelity)
     if as_json:
@@ -146,6 +149,14 @@ def _rows(found: Diagnosis) -> "Iterator[tuple[str, str]]":
         f"{machine['transformers']}, python {machine['python']}",
     )
     yield from _store_rows(found)
+    if found.remote is not None:
+        answer = "answers" if found.remote["reachable"] else "does not answer"
+        yield "remote", f"{found.remote['address']} {answer}"
+        yield (
+            "",
+            f"{found.remote['to_send']:,} entries to be sent, {found.remote['to_remove']:,} removals "
+            "not confirmed yet",
+        )
     yield from _model_rows(found)
     yield from _speed_rows(found)
     yield from _fidelity_rows(found)

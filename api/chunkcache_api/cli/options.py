@@ -99,6 +99,18 @@ StoreMaxBytesOption = Annotated[
         show_default="64 GiB",
     ),
 ]
+RemoteOption = Annotated[
+    str | None,
+    typer.Option(
+        "--remote",
+        envvar="CHUNKCACHE_REMOTE",
+        metavar="URL",
+        help="Entries that several machines share: s3://bucket/prefix, gs://, az://, "
+        "file:///directory, redis://host:port/db or valkey://. Credentials of object stores come "
+        "from the environment.",
+        show_default="none",
+    ),
+]
 HostTierBytesOption = Annotated[
     int | None,
     typer.Option(

@@ -27,6 +27,7 @@ from chunkcache_api.cli.options import (
     ModelOption,
     PreparationOption,
     QuantisationOption,
+    RemoteOption,
     StoreMaxBytesOption,
     StoreOption,
 )
@@ -81,6 +82,7 @@ def precache(
     codec: CodecOption = None,
     chunk_tokens: ChunkTokensOption = None,
     store_max_bytes: StoreMaxBytesOption = None,
+    remote: RemoteOption = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what it would take; store nothing.")
     ] = False,
@@ -129,6 +131,7 @@ def precache(
             codec=codec,
             chunk_tokens=chunk_tokens,
             store_max_bytes=store_max_bytes,
+            remote=remote,
         ) as opened,
         StopRequest(on_abort) as stop,
     ):

@@ -28,6 +28,7 @@ from chunkcache_api.cli.options import (
     QuantisationOption,
     RatioOption,
     ReadOnlyOption,
+    RemoteOption,
     StoreMaxBytesOption,
     StoreOption,
     TargetOption,
@@ -91,6 +92,7 @@ def serve(
     chunk_tokens: ChunkTokensOption = None,
     host_tier_bytes: HostTierBytesOption = None,
     store_max_bytes: StoreMaxBytesOption = None,
+    remote: RemoteOption = None,
     read_only: ReadOnlyOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -111,6 +113,7 @@ def serve(
             chunk_tokens=chunk_tokens,
             host_tier_bytes=host_tier_bytes,
             store_max_bytes=store_max_bytes,
+            remote=remote,
             read_only=read_only,
             verify_rate=verify_rate,
             keys_file=keys_file,
