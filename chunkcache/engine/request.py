@@ -15,6 +15,7 @@ from chunkcache.engine.stream import AnswerStream, Finished, TextDelta
 from chunkcache.errors import RequestCancelledError
 from chunkcache.fusion.fuse import FusionOutcome
 from chunkcache.fusion.plan import FusionPlan
+from chunkcache.identity import TenantNamespace
 from chunkcache.model.tokenising import TextTokenizer
 from chunkcache.pages import PageLease
 from chunkcache.results import FinishReason, ReuseWarning, TokenLogprob
@@ -38,7 +39,9 @@ class GenerationJob:
         num_top_logprobs: How many of the likeliest tokens come with each token; None asks for no
             log probabilities.
         constraint: Makes what an answer has to keep to, if it has to.
-        owner: Whose it is: owners take turns.
+        owner: Whose it is: owners take turns, and only the pages of one's own prompts are reused.
+        reuses_prompts: Whether it may start from pages of finished prompts, and leave its own: not
+            where a full prefill is timed or checked against.
     """
 
     plan: FusionPlan
@@ -49,7 +52,8 @@ class GenerationJob:
     stop: tuple[str, ...] = ()
     num_top_logprobs: int | None = None
     constraint: MakeConstraint | None = None
-    owner: bytes = b""
+    owner: TenantNamespace = TenantNamespace(b"")
+    reuses_prompts: bool = True
 
     def __post_init__(self) -> None:
         """Growing an answer behind a given one would make two of them."""
@@ -66,12 +70,13 @@ class ActiveRequest:
     """One answer in flight. Only the engine's thread touches it, after construction.
 
     Grouped by who sets it: construction; the engine at the start of the fusion (``pages``,
-    ``steps``, ``started_at``; of further answers, only ``pages``, which are empty so far); the
+    ``num_ready``, ``steps``, ``started_at``; of further answers, only ``pages``, which are empty so far); the
     engine at its end (``outcome`` and what follows).
 
     Attributes:
         index: Which answer to the request. The first is fused; the others branch off from it.
         others: Of the first, the other answers, until they have branched off.
+        num_ready: Tokens at the front whose keys and values were in the pages from the start.
     """
 
     job: GenerationJob
@@ -84,6 +89,7 @@ class ActiveRequest:
     submitted_at: float = field(default_factory=time.perf_counter)
 
     pages: PageLease | None = None
+    num_ready: int = 0
     steps: Generator[None, None, torch.Tensor] | None = None
     started_at: float = 0.0
 

@@ -14,6 +14,7 @@ import torch
 from chunkcache.errors import CacheMissError
 from chunkcache.estimate import EstimateReport
 from chunkcache.fusion.cost import CostMeter
+from chunkcache.fusion.full_prefill import full_prefill_steps
 from chunkcache.fusion.layout import Layout, Segment
 from chunkcache.fusion.mean_offset import MeanOffset
 from chunkcache.fusion.place import place_entry
@@ -93,6 +94,8 @@ class Fusion:
         plan: What to do.
         load_entry: Finds or computes entries of chunks.
         load_template: Finds or computes entries of template text.
+        num_ready: Tokens at the front of the pages whose keys and values a full prefill has left
+            there; only for a plan that runs in full.
     """
 
     def __init__(
@@ -103,13 +106,17 @@ class Fusion:
         plan: FusionPlan,
         load_entry: LoadEntry,
         load_template: LoadTemplate,
+        *,
+        num_ready: int = 0,
     ) -> None:
+        assert not num_ready or not plan.policy.places_entries
         self._runner = runner
         self._pool = pool
         self._pages = pages
         self._plan = plan
         self._load_entry = load_entry
         self._load_template = load_template
+        self._num_ready = num_ready
         self._watch = _Stopwatch()
         self._cost = CostMeter(runner.spec.num_layers)
         self._warnings: list[ReuseWarning] = list(plan.warnings)
@@ -145,6 +152,10 @@ class Fusion:
         self._watch.restart()
         device = self._runner.device
         token_ids = torch.tensor(layout.token_ids, dtype=torch.int64, device=device)
+        if not self._plan.policy.places_entries:
+            logits = yield from self._run_all(layout, sequence, token_ids)
+            report = self._report(layout, loaded, NOTHING_PLACED, set(), None)
+            return FusionOutcome(logits[0], logits[1:], parts, layout, report)
         kept = [c for c in loaded if c.source != "skipped"]
         template = self._place_template(layout, sequence)
         rows = rows_by_role(
@@ -160,7 +171,9 @@ class Fusion:
         logits, recomputed = yield from self._recompute(
             layout, sequence, token_ids, rows, selection
         )
-        report = self._report(layout, loaded, template, recomputed, selection.estimate)
+        report = self._report(
+            layout, loaded, template, set(recomputed.tolist()), selection.estimate
+        )
         return FusionOutcome(logits[0], logits[1:], parts, layout, report)
 
     def _sequence(self, layout: Layout) -> SequenceKV:
@@ -233,7 +246,7 @@ class Fusion:
         return self._plan.parts.without(skipped) if skipped else self._plan.parts
 
     def _place_template(self, layout: Layout, sequence: SequenceKV) -> PlacedTemplate:
-        if not self._plan.policy.places_entries or not self._plan.identities:
+        if not self._plan.identities:
             return NOTHING_PLACED
         placed = place_template(
             layout,
@@ -275,6 +288,30 @@ class Fusion:
         assert selection.chosen.shape == rows.candidates.shape
         self._watch.lap("probe")
         return selection
+
+    def _run_all(
+        self, layout: Layout, sequence: SequenceKV, token_ids: torch.Tensor
+    ) -> Generator[None, None, torch.Tensor]:
+        """Run every row that is not ready; returns the last logits."""
+        steps = full_prefill_steps(
+            self._runner,
+            sequence,
+            token_ids,
+            num_ready=self._num_ready,
+            first_wanted=layout.prompt_end - 1,
+            cost=self._cost,
+            mask_positions=self._plan.mask_positions,
+        )
+        while True:
+            try:
+                next(steps)
+            except StopIteration as stop:
+                logits = self._runner.logits(stop.value)
+                self._watch.lap("recompute")
+                return logits
+            self._watch.lap("recompute")
+            yield
+            self._watch.restart()
 
     def _recompute(
         self,
@@ -334,12 +371,12 @@ class Fusion:
         layout: Layout,
         loaded: Sequence[LoadedChunk],
         template: PlacedTemplate,
-        recomputed: torch.Tensor,
+        recomputed: set[int],
         estimate: EstimateReport | None,
     ) -> FusionReport:
         plan = self._plan
         spent = self._watch.spent_ms
-        reuse = count_reuse(layout, loaded, template.opening, set(recomputed.tolist()))
+        reuse = count_reuse(layout, loaded, template.opening, recomputed, self._num_ready)
         return FusionReport(
             policy=str(plan.policy),
             requested_policy=str(plan.requested_policy),

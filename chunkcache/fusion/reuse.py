@@ -67,6 +67,7 @@ def count_reuse(
     loaded: Sequence[LoadedChunk],
     opening: Source | None,
     recomputed: set[int],
+    num_ready: int,
 ) -> Reuse:
     """Count every prompt token once, and per document.
 
@@ -75,6 +76,7 @@ def count_reuse(
         loaded: The plan's chunks, in order.
         opening: Where the entry of the prompt's opening came from, if it was placed.
         recomputed: Positions of placed chunk tokens whose rows ran again.
+        num_ready: Tokens at the front that pages of another full prefill held.
     """
     by_source: Counter = Counter()
     written = num_inexact = 0
@@ -97,17 +99,18 @@ def count_reuse(
                 written += num_tokens if chunk.is_stored else 0
                 num_inexact += num_kept if chunk.has_entry and not chunk.is_exact else 0
             elif chunk.source == "not_loaded":
-                uses[start:end] = bytes([RECOMPUTED]) * num_tokens
-                num_rerun = num_tokens
+                num_rerun = min(num_tokens, max(0, end - num_ready))
+                uses[end - num_rerun : end] = bytes([RECOMPUTED]) * num_rerun
             else:
                 kept = EXACT if chunk.is_exact else FUSED
                 uses[start:end] = (RECOMPUTED if again else kept for again in ran_again[start:end])
                 by_source[chunk.source] += num_kept
                 num_inexact += 0 if chunk.is_exact else num_kept
+        source = chunk.source if num_rerun or chunk.source != "not_loaded" else "device"
         name = chunk.segment.chunk.document_id
         before = reports.get(name)
         report = DocumentReport(
-            name, num_tokens, int(num_tokens > 0), chunk.source, num_rerun, chunk.load_ms
+            name, num_tokens, int(num_tokens > 0), source, num_rerun, chunk.load_ms
         )
         if before is not None:
             report = replace(
@@ -122,6 +125,9 @@ def count_reuse(
     if opening is not None and opening != "computed":
         by_source[opening] += layout.opening_end
         uses[: layout.opening_end] = bytes([EXACT]) * layout.opening_end
+    if num_ready:
+        by_source["device"] += num_ready
+        uses[:num_ready] = bytes([EXACT]) * num_ready
     use = PromptUse(layout, bytes(uses))
     account = PromptTokenAccount(
         prompt_tokens=layout.num_tokens,
