@@ -1,5 +1,6 @@
 """What the cache holds and has spared, as JSON: the same counts as the metrics', for people."""
 
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
@@ -35,6 +36,7 @@ def cache_stats_body(service: Service) -> dict[str, Any]:
             }
             for name, num_bytes in tiers.bytes.items()
         },
+        "kept_prompts": asdict(runtime.kept.stats()),
         "pinned_bytes": tiers.pinned_bytes,
         "prefills": tiers.prefills,
         "evictions": tiers.evictions,
