@@ -15,6 +15,7 @@ from chunkcache.catalog import Catalog
 from chunkcache.codecs import Codec, codec_by_name
 from chunkcache.engine.constraint import JsonConstraints
 from chunkcache.engine.engine import Engine
+from chunkcache.engine.kept_pages import KeptPages
 from chunkcache.engine.kept_prompts import KeptPrompts
 from chunkcache.entry import Entry
 from chunkcache.errors import DrainingError
@@ -63,6 +64,7 @@ class Runtime:
         stack: Entries in all tiers.
         pool: Pages of the requests in flight.
         kept: Finished prompts' pages in the pool.
+        kept_prompts: Which of them a prompt may begin with.
         engine: The model's thread.
         json_constraints: Keeps answers to JSON.
         meter: What was served.
@@ -132,11 +134,13 @@ class Runtime:
             device=runner.device,
         )
         can_keep = not runner.spec.rope.is_length_dependent
-        self.kept = KeptPrompts(
+        self.kept = KeptPages(
             self.pool,
             int(self.pool.num_pages * settings.kept_prompts_ratio) if can_keep else 0,
-            model.tokenizer.digest,
             lambda namespace, chunk_ids: Catalog(env, namespace).held_chunks(chunk_ids),
+        )
+        self.kept_prompts = KeptPrompts(
+            self.kept, self.pool.page_tokens, model.tokenizer.digest
         )
         self.engine = Engine(
             runner,
@@ -147,6 +151,7 @@ class Runtime:
                 self.prefill, codec_by_name("raw", runner.dtype), settings.template_tier_bytes
             ).get,
             self.kept,
+            self.kept_prompts,
             tile_rows=settings.decode_tile_rows,
             max_queued=settings.max_queued_requests,
             max_queued_tokens=settings.max_queued_tokens,

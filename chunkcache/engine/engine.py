@@ -19,6 +19,7 @@ import torch
 
 from chunkcache.engine.decode import DecodeTile
 from chunkcache.engine.idle import IdleCounts, IdleLane, IdleWork
+from chunkcache.engine.kept_pages import KeptPages
 from chunkcache.engine.kept_prompts import KeptPrompts
 from chunkcache.engine.page_reserve import PageReserve
 from chunkcache.engine.request import ActiveRequest, GenerationJob, OnEnd
@@ -57,7 +58,8 @@ class Engine:
         pool: Pages for the requests in flight.
         load_entry: Finds or computes entries of chunks; called on the engine's thread.
         load_template: Finds or computes entries of template text; likewise.
-        kept: Blocks of finished prompts in the pool.
+        kept: Pages of finished prompts in the pool.
+        prompts: Which of them a prompt may begin with.
         tile_rows: Rows of the decode tile, and so answers that grow at once.
         max_queued: Requests that may wait.
         max_queued_tokens: Prompt tokens of requests that may wait, in all.
@@ -70,7 +72,8 @@ class Engine:
         pool: PagePool,
         load_entry: LoadEntry,
         load_template: LoadTemplate,
-        kept: KeptPrompts,
+        kept: KeptPages,
+        prompts: KeptPrompts,
         *,
         tile_rows: int,
         max_queued: int,
@@ -82,7 +85,8 @@ class Engine:
         self._tile = DecodeTile(runner, pool, tile_rows)
         self._solo = SoloRunner(runner, tokenizer, pool, load_entry, load_template, self._tile)
         self._kept = kept
-        self._reserve = PageReserve(pool, self._solo, kept)
+        self._prompts = prompts
+        self._reserve = PageReserve(pool, self._solo, kept, prompts)
         self._idle = IdleLane(MAX_IDLE_WORK)
         self._max_queued = max_queued
         self._inbox: queue.SimpleQueue[ActiveRequest | Callable[[], None] | None] = (
@@ -297,8 +301,10 @@ class Engine:
 
     def _begin_decoding(self, request: ActiveRequest, logits: torch.Tensor) -> None:
         job = request.job
-        if job.reuses_prompts and request.pages is not None:
-            self._kept.keep(job.plan, job.owner, request.pages)
+        if job.reuses_prompts and not request.token_ids:
+            assert request.pages is not None
+            assert request.outcome is not None
+            self._prompts.keep(job.plan, job.owner, request.pages, request.outcome)
         branches = self._solo.branch(request)
         self._decoding += branches
         for branch in branches:

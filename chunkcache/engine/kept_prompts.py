@@ -1,19 +1,20 @@
-"""Pages of finished full prefills, kept so that prompts which begin alike start from them.
+"""Which kept pages a prompt may begin with, and under which digests its own are kept.
 
-A tree of blocks: a block's key is the digest of the block before it and of its own tokens, its root
-the tenant's. Blocks share pages with the requests that ran them; nothing is copied. They give way
-when pages are wanted, the least recently used first. Fused pages never enter: what they hold is not
-a function of the tokens alone.
+A full prefill's pages are a tree of blocks: a block's key is the digest of the block before it and
+of its own tokens, its root the tenant's. A fused prompt's pages are kept whole, under a digest of
+the whole composition, with what it came to: repeated, nothing runs. Under a policy that does not
+look at the question they are kept at each cut of the layout too. The two never mix: a fused page is
+not a function of the tokens alone.
 """
 
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from chunkcache.errors import StoreError
+from chunkcache.engine.kept_pages import KeptEnd, KeptPages, KeptPiece
 from chunkcache.fusion.full_prefill import BLOCK_TOKENS
+from chunkcache.fusion.fuse import FusionOutcome
 from chunkcache.fusion.plan import FusionPlan
+from chunkcache.fusion.ready import NOTHING_READY, ReadyTokens
 from chunkcache.identity import (
     ChunkId,
     TenantNamespace,
@@ -22,228 +23,212 @@ from chunkcache.identity import (
     digest_fields,
     encode_token_ids,
 )
-from chunkcache.pages import PageLease, PagePool
-
-HeldChunks = Callable[[TenantNamespace, Iterable[ChunkId]], set[ChunkId]]
-"""Which of some chunks of a tenant a document holds."""
+from chunkcache.pages import PageLease
 
 
 @dataclass(frozen=True)
-class KeptStats:
-    """A snapshot of what is kept.
+class PromptStart:
+    """What a prompt begins with.
 
     Attributes:
-        tokens: Tokens in kept blocks; pages shared with requests in flight included.
-        hits: Requests that began with kept blocks.
-        evictions: Blocks that gave way to others or to requests.
+        lease: Its pages, of as many tokens as are ready.
+        ready: The tokens.
+        end: What the prompt came to before, where all of it is ready.
     """
 
-    tokens: int
-    hits: int
-    evictions: int
+    lease: PageLease
+    ready: ReadyTokens
+    end: KeptEnd | None
 
 
 @dataclass(frozen=True)
-class _Block:
-    """One block.
+class _Path:
+    """Kept pieces that are a prompt's beginning together, in order."""
 
-    Attributes:
-        namespace: Whose it is.
-        end: One past its last position.
-        pages: Those that its tokens are in, in logical order; the first may hold tokens before it.
-        chunk_ids: Chunks of documents that begin before its end: it holds a trace of each.
-    """
-
-    namespace: TenantNamespace
-    end: int
-    pages: tuple[int, ...]
-    chunk_ids: frozenset[ChunkId]
+    keys: tuple[bytes, ...]
+    pieces: tuple[KeptPiece, ...]
+    ready: ReadyTokens
 
 
 class KeptPrompts:
-    """The kept blocks of one model's pool. Any thread may call any method but :meth:`keep`.
+    """Finished prompts of one model's pool.
 
     Args:
-        pool: Where the pages are.
-        max_pages: Pages that may be kept; 0 keeps nothing.
+        kept: Their pages.
+        page_tokens: Slots per page.
         tokenizer: Digest of the model's tokenizer, which chunks are named under.
-        held_chunks: Tells which chunks are still there.
     """
 
-    def __init__(
-        self,
-        pool: PagePool,
-        max_pages: int,
-        tokenizer: TokenizerDigest,
-        held_chunks: HeldChunks,
-    ) -> None:
-        self._pool = pool
-        self._max_pages = max_pages
+    def __init__(self, kept: KeptPages, page_tokens: int, tokenizer: TokenizerDigest) -> None:
+        self._kept = kept
+        self._page_tokens = page_tokens
         self._tokenizer = tokenizer
-        self._held_chunks = held_chunks
-        self._lock = threading.RLock()
-        # Least recently used first; a block always stands before the one it follows, so that what
-        # goes first is never the middle of a path.
-        self._blocks: OrderedDict[bytes, _Block] = OrderedDict()
-        self._num_pages = self._num_hits = self._num_evictions = 0
-        pool.make_room = self.make_room
 
-    def num_ready(self, plan: FusionPlan, namespace: TenantNamespace) -> int:
-        """Tokens at the front of a prompt that kept blocks hold; 0 for a plan that fuses."""
-        with self._lock:
-            return len(self._path(plan, namespace)) * BLOCK_TOKENS
-
-    def find(self, plan: FusionPlan, namespace: TenantNamespace) -> PageLease | None:
-        """The longest beginning of a prompt that is kept, at least its last token left out.
-
-        Returns:
-            A lease of as many tokens, or None.
-        """
-        with self._lock:
+    def ready(self, plan: FusionPlan, namespace: TenantNamespace) -> ReadyTokens:
+        """What a prompt would begin with now."""
+        with self._kept.lock:
             path = self._path(plan, namespace)
-            if not path:
+            return path.ready if path else NOTHING_READY
+
+    def find(self, plan: FusionPlan, namespace: TenantNamespace) -> PromptStart | None:
+        """The longest beginning of a prompt that is kept; a full prefill's last row always runs."""
+        with self._kept.lock:
+            path = self._path(plan, namespace)
+            if path is None:
                 return None
-            self._touch(path)
-            num_tokens = len(path) * BLOCK_TOKENS
-            pages = [-1] * self._pool.pages_for(num_tokens)
-            for index, key in enumerate(path):
+            self._kept.touch(path.keys)
+            num_tokens = len(path.ready)
+            pages = [-1] * -(-num_tokens // self._page_tokens)
+            for index, piece in enumerate(path.pieces):
                 # A page of two blocks: the later one's holds both.
-                first = index * BLOCK_TOKENS // self._pool.page_tokens
-                own = self._blocks[key].pages
-                pages[first : first + len(own)] = own
-            return self._pool.share(pages, num_tokens)
+                first = index * BLOCK_TOKENS // self._page_tokens
+                pages[first : first + len(piece.pages)] = piece.pages
+            lease = self._kept.share(pages, num_tokens)
+            return PromptStart(lease, path.ready, path.pieces[-1].end)
 
-    def note_hit(self) -> None:
-        """Count a request that begins with what :meth:`find` gave."""
-        with self._lock:
-            self._num_hits += 1
-
-    def keep(self, plan: FusionPlan, namespace: TenantNamespace, lease: PageLease) -> None:
-        """Keep the whole blocks of a prompt that has run in full. On the thread that owns the pages.
+    def keep(
+        self,
+        plan: FusionPlan,
+        namespace: TenantNamespace,
+        lease: PageLease,
+        outcome: FusionOutcome,
+    ) -> None:
+        """Keep a prompt that has run. Only for the thread that owns its pages.
 
         Args:
             plan: What ran.
             namespace: Whose it is.
-            lease: The prompt's pages; the sequence may go on in them behind the prompt.
+            lease: Its pages; the sequence may go on in them behind the prompt.
+            outcome: What it came to.
         """
-        if not self._may_keep(plan):
+        if not self._may_keep(plan) or not outcome.is_repeatable:
             return
-        page_tokens = self._pool.page_tokens
-        keys = self._keys(plan, namespace, plan.layout.prompt_end)
+        with self._kept.lock:
+            if plan.policy.places_entries:
+                keys = self._keep_fused(plan, namespace, lease, outcome)
+            else:
+                keys = self._keep_blocks(plan, namespace, lease)
+            self._kept.touch(keys)
+            self._kept.trim()
+        # Behind their entry: a document that goes meanwhile is seen here, or sees them.
+        self._kept.drop_gone()
+
+    def _keep_blocks(
+        self, plan: FusionPlan, namespace: TenantNamespace, lease: PageLease
+    ) -> list[bytes]:
+        keys = self._block_keys(plan, namespace, plan.layout.prompt_end)
         starts = self._chunk_starts(plan)
-        with self._lock:
-            for index, key in enumerate(keys):
-                if key in self._blocks:
-                    continue
+        for index, key in enumerate(keys):
+            if self._kept.get(key) is None:
                 start, end = index * BLOCK_TOKENS, (index + 1) * BLOCK_TOKENS
-                pages = lease.pages[start // page_tokens : self._pool.pages_for(end)]
-                self._pool.keep(pages)
-                self._num_pages += len(pages)
-                chunk_ids = frozenset(c for begin, c in starts if begin < end)
-                self._blocks[key] = _Block(namespace, end, pages, chunk_ids)
-            self._touch(keys)
-            while self._num_pages > self._max_pages:
-                self._evict_oldest()
-        # Behind the blocks' entry: a document that goes meanwhile is seen here, or sees them.
-        self.drop_gone()
+                pages = lease.pages[start // self._page_tokens : -(-end // self._page_tokens)]
+                self._kept.add(key, KeptPiece(namespace, pages, _before(starts, end)))
+        return keys
 
-    def make_room(self, num_pages: int) -> None:
-        """Let blocks go until nobody owns so many pages, if that can be had."""
-        with self._lock:
-            if self._pool.num_free_pages < num_pages:
-                return  # requests in flight hold too many: it would be for nothing
-            while self._blocks and self._pool.num_unowned_pages < num_pages:
-                self._evict_oldest()
-
-    def drop_gone(self) -> None:
-        """Drop what holds a chunk that no document holds any more."""
-        with self._lock:
-            wanted: dict[TenantNamespace, set[ChunkId]] = {}
-            for block in self._blocks.values():
-                if block.chunk_ids:
-                    wanted.setdefault(block.namespace, set()).update(block.chunk_ids)
-            for namespace, chunk_ids in wanted.items():
-                try:
-                    gone = chunk_ids - self._held_chunks(namespace, chunk_ids)
-                except StoreError:
-                    gone = chunk_ids  # nobody can tell: better run them again
-                if gone:
-                    self._drop(lambda block, gone=gone: block.chunk_ids & gone)
-
-    def drop_tenant(self, namespace: TenantNamespace) -> int:
-        """Drop what is a tenant's; says how many tokens went."""
-        with self._lock:
-            return self._drop(lambda block: block.namespace == namespace)
-
-    def clear(self) -> None:
-        """Drop everything."""
-        with self._lock:
-            self._drop(lambda block: True)
-
-    def stats(self) -> KeptStats:
-        """A snapshot."""
-        with self._lock:
-            num_tokens = len(self._blocks) * BLOCK_TOKENS
-            return KeptStats(num_tokens, self._num_hits, self._num_evictions)
-
-    def check_integrity(self) -> None:
-        """Assert that every block but a first follows another, and that the pages add up."""
-        with self._lock:
-            assert self._num_pages == sum(len(b.pages) for b in self._blocks.values())
-            assert self._num_pages == self._pool.num_kept_pages
-            assert self._num_pages <= self._max_pages
+    def _keep_fused(
+        self,
+        plan: FusionPlan,
+        namespace: TenantNamespace,
+        lease: PageLease,
+        outcome: FusionOutcome,
+    ) -> list[bytes]:
+        report, keys = outcome.report, []
+        starts = self._chunk_starts(plan)
+        for end in self._ends(plan):
+            key = self._fused_key(plan, namespace, end)
+            keys.append(key)
+            is_whole = end == plan.layout.num_tokens
+            before = self._kept.get(key)
+            if before is not None and (before.end is not None or not is_whole):
+                continue
+            piece = KeptPiece(
+                namespace,
+                lease.pages[: -(-end // self._page_tokens)],
+                _before(starts, end),
+                ReadyTokens.of(report.use, end, is_exact=report.exact).uses,
+                KeptEnd(outcome.logits, report) if is_whole else None,
+            )
+            self._kept.add(key, piece)
+        return keys
 
     def _may_keep(self, plan: FusionPlan) -> bool:
+        """Not where what runs depends on more than the plan: on what is in the store."""
         return (
-            self._max_pages > 0 and not plan.policy.places_entries and plan.mask_positions is None
+            self._kept.max_pages > 0
+            and plan.mask_positions is None
+            and plan.on_miss != "skip"
+            and not plan.parts.answer_ids
         )
 
-    def _path(self, plan: FusionPlan, namespace: TenantNamespace) -> list[bytes]:
-        """Keys of the kept blocks that a prompt begins with, from the root on."""
-        if not self._may_keep(plan) or not self._blocks:
-            return []
-        path: list[bytes] = []
-        for key in self._keys(plan, namespace, plan.layout.prompt_end - 1):
-            if key not in self._blocks:
+    def _path(self, plan: FusionPlan, namespace: TenantNamespace) -> _Path | None:
+        if not self._may_keep(plan):
+            return None
+        if plan.policy.places_entries:
+            return self._fused_path(plan, namespace)
+        keys, pieces = [], []
+        for key in self._block_keys(plan, namespace, plan.layout.prompt_end - 1):
+            piece = self._kept.get(key)
+            if piece is None:
                 break
-            path.append(key)
-        return path
+            keys.append(key)
+            pieces.append(piece)
+        ready = ReadyTokens.exact(len(keys) * BLOCK_TOKENS)
+        return _Path(tuple(keys), tuple(pieces), ready) if keys else None
 
-    def _keys(self, plan: FusionPlan, namespace: TenantNamespace, end: int) -> list[bytes]:
+    def _fused_path(self, plan: FusionPlan, namespace: TenantNamespace) -> _Path | None:
+        for end in self._ends(plan)[::-1]:
+            key = self._fused_key(plan, namespace, end)
+            piece = self._kept.get(key)
+            if piece is not None and (end < plan.layout.num_tokens or piece.end is not None):
+                return _Path((key,), (piece,), ReadyTokens(piece.uses))
+        return None
+
+    def _ends(self, plan: FusionPlan) -> tuple[int, ...]:
+        """Up to where a fused prompt's pages are a function of what stands there."""
+        layout = plan.layout
+        cuts = layout.cuts if plan.policy.is_question_blind else ()
+        return (*(c for c in cuts if 0 < c < layout.num_tokens), layout.num_tokens)
+
+    def _block_keys(self, plan: FusionPlan, namespace: TenantNamespace, end: int) -> list[bytes]:
         """Keys of the whole blocks of a prompt's first tokens."""
         token_ids = plan.layout.token_ids
-        key = digest_fields("kept prompts", [("namespace", namespace)])
+        key = digest_fields("full prompts", [("namespace", namespace)])
         keys = []
         for start in range(0, end - BLOCK_TOKENS + 1, BLOCK_TOKENS):
             tokens = encode_token_ids(token_ids[start : start + BLOCK_TOKENS])
-            key = digest_fields("kept block", [("before", key), ("token_ids", tokens)])
+            key = digest_fields("full block", [("before", key), ("token_ids", tokens)])
             keys.append(key)
         return keys
 
-    def _chunk_starts(self, plan: FusionPlan) -> list[tuple[int, ChunkId]]:
-        """Chunks of documents, with their first positions."""
-        return [
-            (s.start, chunk_id(i.namespace, self._tokenizer, i.token_ids))
-            for s, i in zip(plan.layout.chunks, plan.identities, strict=True)
-            if not i.is_loose
+    def _fused_key(self, plan: FusionPlan, namespace: TenantNamespace, end: int) -> bytes:
+        """Key of a composition's first tokens: all that their keys and values depend on."""
+        layout = plan.layout
+        fields = [
+            ("namespace", namespace),
+            ("policy", repr(plan.policy)),
+            ("preparation", plan.preparation),
+            ("is_lossless", int(plan.reuse_is_lossless)),
+            ("token_ids", encode_token_ids(layout.token_ids[:end])),
+            ("stages", encode_token_ids([e for e in self._ends(plan) if e < end])),
         ]
+        for segment, identity in zip(layout.chunks, plan.identities, strict=True):
+            if segment.start < end:
+                fields += [("start", segment.start), ("entry", identity.key())]
+        if not plan.policy.is_question_blind:
+            fields.append(("question", encode_token_ids(layout.query_positions)))
+        return digest_fields("fused prompt", fields)
 
-    def _touch(self, path: list[bytes]) -> None:
-        for key in reversed(path):
-            self._blocks.move_to_end(key)
+    def _chunk_starts(self, plan: FusionPlan) -> list[tuple[int, ChunkId]]:
+        """Chunks of documents, and those that they were prepared behind, with first positions."""
+        starts = []
+        for segment, identity in zip(plan.layout.chunks, plan.identities, strict=True):
+            if not identity.is_loose:
+                own = chunk_id(identity.namespace, self._tokenizer, identity.token_ids)
+                starts.append((segment.start, own))
+            if plan.policy.places_entries:
+                starts += [(segment.start, behind) for behind in identity.behind]
+        return starts
 
-    def _evict_oldest(self) -> None:
-        _, block = self._blocks.popitem(last=False)
-        self._give_up(block)
-        self._num_evictions += 1
 
-    def _drop(self, is_dropped: Callable[[_Block], object]) -> int:
-        """Drop blocks; those that follow them hold what they hold, and go too."""
-        keys = [key for key, block in self._blocks.items() if is_dropped(block)]
-        for key in keys:
-            self._give_up(self._blocks.pop(key))
-        return len(keys) * BLOCK_TOKENS
-
-    def _give_up(self, block: _Block) -> None:
-        self._pool.give_up(block.pages)
-        self._num_pages -= len(block.pages)
+def _before(starts: Iterable[tuple[int, ChunkId]], end: int) -> frozenset[ChunkId]:
+    return frozenset(c for start, c in starts if start < end)

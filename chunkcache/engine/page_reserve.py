@@ -1,10 +1,17 @@
-"""Pages for requests that begin: all that each may ever need, kept prompts' blocks among them."""
+"""Pages for requests that begin: all that each may ever need, kept prompts' pages among them."""
 
-from chunkcache.engine.kept_prompts import KeptPrompts
+from dataclasses import replace
+
+from chunkcache.engine.kept_pages import KeptPages
+from chunkcache.engine.kept_prompts import KeptPrompts, PromptStart
 from chunkcache.engine.request import ActiveRequest
 from chunkcache.engine.solo import SoloRunner
 from chunkcache.errors import ContextLengthExceededError
+from chunkcache.fusion.fuse import FusionOutcome
+from chunkcache.fusion.plan import FusionPlan
+from chunkcache.fusion.reuse import count_repeat
 from chunkcache.pages import PagePool
+from chunkcache.results import Timings
 
 
 class PageReserve:
@@ -13,13 +20,17 @@ class PageReserve:
     Args:
         pool: Where the pages are.
         solo: Knows what further answers need.
-        kept: Blocks that prompts may begin with.
+        kept: Counts requests that begin with kept pages.
+        prompts: Knows which those are.
     """
 
-    def __init__(self, pool: PagePool, solo: SoloRunner, kept: KeptPrompts) -> None:
+    def __init__(
+        self, pool: PagePool, solo: SoloRunner, kept: KeptPages, prompts: KeptPrompts
+    ) -> None:
         self._pool = pool
         self._solo = solo
         self._kept = kept
+        self._prompts = prompts
 
     def check(self, request: ActiveRequest) -> None:
         """Refuse what would wait for pages for ever.
@@ -55,11 +66,11 @@ class PageReserve:
 
     def _take_prompt(self, request: ActiveRequest) -> None:
         job, pool = request.job, self._pool
-        trunk = self._kept.find(job.plan, job.owner) if job.reuses_prompts else None
-        if trunk is None:
+        start = self._prompts.find(job.plan, job.owner) if job.reuses_prompts else None
+        if start is None:
             request.pages = pool.allocate(request.num_slots)
             return
-        with trunk:
+        with start.lease as trunk:
             num_shared = trunk.num_tokens // pool.page_tokens
             num_own = pool.pages_for(request.num_slots) - num_shared
             own = pool.allocate(num_own * pool.page_tokens)
@@ -70,5 +81,24 @@ class PageReserve:
             finally:
                 if request.pages is None:
                     own.release()
-        request.num_ready = trunk.num_tokens
+        request.ready = start.ready
+        request.repeated = None if start.end is None else repeated_outcome(job.plan, start)
         self._kept.note_hit()
+
+
+def repeated_outcome(plan: FusionPlan, start: PromptStart) -> FusionOutcome:
+    """The outcome of a prompt that is repeated: the logits it had, and an account of its own."""
+    assert start.end is not None
+    logits, first = start.end.logits, start.end.report
+    reuse = count_repeat(replace(first.use, layout=plan.layout), start.ready)
+    report = replace(
+        first,
+        requested_policy=str(plan.requested_policy),
+        charged_ratio=0.0,
+        account=reuse.account,
+        use=reuse.use,
+        documents=reuse.documents,
+        warnings=plan.warnings,
+        timings=Timings(),
+    )
+    return FusionOutcome(logits, logits.new_empty(0, len(logits)), plan.parts, plan.layout, report, True)

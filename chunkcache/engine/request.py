@@ -15,6 +15,7 @@ from chunkcache.engine.stream import AnswerStream, Finished, TextDelta
 from chunkcache.errors import RequestCancelledError
 from chunkcache.fusion.fuse import FusionOutcome
 from chunkcache.fusion.plan import FusionPlan
+from chunkcache.fusion.ready import NOTHING_READY, ReadyTokens
 from chunkcache.identity import TenantNamespace
 from chunkcache.model.tokenising import TextTokenizer
 from chunkcache.pages import PageLease
@@ -70,13 +71,14 @@ class ActiveRequest:
     """One answer in flight. Only the engine's thread touches it, after construction.
 
     Grouped by who sets it: construction; the engine at the start of the fusion (``pages``,
-    ``num_ready``, ``steps``, ``started_at``; of further answers, only ``pages``, which are empty so far); the
+    ``ready``, ``repeated``, ``steps``, ``started_at``; of further answers, only ``pages``, which are empty so far); the
     engine at its end (``outcome`` and what follows).
 
     Attributes:
         index: Which answer to the request. The first is fused; the others branch off from it.
         others: Of the first, the other answers, until they have branched off.
-        num_ready: Tokens at the front whose keys and values were in the pages from the start.
+        ready: Tokens at the front whose keys and values were in the pages from the start.
+        repeated: What the prompt came to before, where all of it was.
     """
 
     job: GenerationJob
@@ -89,7 +91,8 @@ class ActiveRequest:
     submitted_at: float = field(default_factory=time.perf_counter)
 
     pages: PageLease | None = None
-    num_ready: int = 0
+    ready: ReadyTokens = NOTHING_READY
+    repeated: FusionOutcome | None = None
     steps: Generator[None, None, torch.Tensor] | None = None
     started_at: float = 0.0
 
@@ -123,6 +126,13 @@ class ActiveRequest:
     ) -> Generator[None, None, torch.Tensor]:
         """The fusion's steps; keeps its outcome and returns the logits behind the prompt."""
         self.outcome = yield from steps
+        return self.outcome.logits
+
+    def repeat(self) -> Generator[None, None, torch.Tensor]:
+        """Steps of a prompt that is in the pages to its end: none; otherwise as :meth:`fuse`."""
+        assert self.repeated is not None
+        self.outcome = self.repeated
+        yield from ()
         return self.outcome.logits
 
     @property

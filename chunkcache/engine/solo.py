@@ -52,6 +52,9 @@ class SoloRunner:
         """Set a request's fusion up on its pages."""
         assert request.pages is not None
         request.started_at = time.perf_counter()
+        if request.repeated is not None:
+            request.steps = request.repeat()
+            return
         fusion = Fusion(
             self._runner,
             self._pool,
@@ -59,7 +62,7 @@ class SoloRunner:
             request.job.plan,
             self._load_entry,
             self._load_template,
-            num_ready=request.num_ready,
+            ready=request.ready,
         )
         request.steps = request.fuse(fusion.steps())
 

@@ -4,10 +4,8 @@ A fusion is a generator of steps with fixed boundaries (one layer, one entry), s
 can do other work in between without changing a bit of the result.
 """
 
-import time
-from collections import defaultdict
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -20,15 +18,12 @@ from chunkcache.fusion.mean_offset import MeanOffset
 from chunkcache.fusion.place import place_entry
 from chunkcache.fusion.plan import FusionPlan, PromptParts
 from chunkcache.fusion.policy import Candidates, RowSelection
-from chunkcache.fusion.recompute import (
-    LayerRows,
-    SequenceKV,
-    only_rows_from,
-    run_rows,
-)
+from chunkcache.fusion.ready import NOTHING_READY, ReadyTokens
+from chunkcache.fusion.recompute import LayerRows, SequenceKV, only_rows_from, run_rows
 from chunkcache.fusion.reuse import LoadedChunk, count_reuse
 from chunkcache.fusion.rows import PromptRows, rows_by_role
 from chunkcache.fusion.signals import QueryProbe, value_deviation
+from chunkcache.fusion.stopwatch import Stopwatch
 from chunkcache.fusion.template_entries import (
     NOTHING_PLACED,
     LoadTemplate,
@@ -56,6 +51,8 @@ class FusionOutcome:
         parts: The prompt that was run (chunks left out by ``on_miss: skip`` are not in it).
         layout: Its layout.
         report: What was reused and what was run; timings without queue and decode.
+        is_repeatable: Whether the prompt is the plan's, and every chunk that was wanted had an entry:
+            what came out is a function of the plan then.
     """
 
     logits: torch.Tensor
@@ -63,25 +60,7 @@ class FusionOutcome:
     parts: PromptParts
     layout: Layout
     report: FusionReport
-
-
-@dataclass
-class _Stopwatch:
-    """Milliseconds by stage."""
-
-    spent_ms: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    _since: float = field(default_factory=time.perf_counter)
-
-    def lap(self, stage: str) -> float:
-        now = time.perf_counter()
-        elapsed_ms = (now - self._since) * 1e3
-        self._since = now
-        self.spent_ms[stage] += elapsed_ms
-        return elapsed_ms
-
-    def restart(self) -> None:
-        """Leave out what happened since the last lap: the engine did other work."""
-        self._since = time.perf_counter()
+    is_repeatable: bool
 
 
 class Fusion:
@@ -94,8 +73,8 @@ class Fusion:
         plan: What to do.
         load_entry: Finds or computes entries of chunks.
         load_template: Finds or computes entries of template text.
-        num_ready: Tokens at the front of the pages whose keys and values a full prefill has left
-            there; only for a plan that runs in full.
+        ready: Tokens at the front whose keys and values are in the pages: whole blocks of a full
+            prefill, or up to a cut of the layout.
     """
 
     def __init__(
@@ -107,17 +86,16 @@ class Fusion:
         load_entry: LoadEntry,
         load_template: LoadTemplate,
         *,
-        num_ready: int = 0,
+        ready: ReadyTokens = NOTHING_READY,
     ) -> None:
-        assert not num_ready or not plan.policy.places_entries
         self._runner = runner
         self._pool = pool
         self._pages = pages
         self._plan = plan
         self._load_entry = load_entry
         self._load_template = load_template
-        self._num_ready = num_ready
-        self._watch = _Stopwatch()
+        self._ready = ready
+        self._watch = Stopwatch()
         self._cost = CostMeter(runner.spec.num_layers)
         self._warnings: list[ReuseWarning] = list(plan.warnings)
 
@@ -155,7 +133,7 @@ class Fusion:
         if not self._plan.policy.places_entries:
             logits = yield from self._run_all(layout, sequence, token_ids)
             report = self._report(layout, loaded, NOTHING_PLACED, set(), None)
-            return FusionOutcome(logits[0], logits[1:], parts, layout, report)
+            return FusionOutcome(logits[0], logits[1:], parts, layout, report, True)
         kept = [c for c in loaded if c.source != "skipped"]
         template = self._place_template(layout, sequence)
         rows = rows_by_role(
@@ -174,7 +152,8 @@ class Fusion:
         report = self._report(
             layout, loaded, template, set(recomputed.tolist()), selection.estimate
         )
-        return FusionOutcome(logits[0], logits[1:], parts, layout, report)
+        is_repeatable = all(c.has_entry for c in loaded)
+        return FusionOutcome(logits[0], logits[1:], parts, layout, report, is_repeatable)
 
     def _sequence(self, layout: Layout) -> SequenceKV:
         slots = self._pages.slots[: layout.num_tokens]
@@ -198,6 +177,12 @@ class Fusion:
         for segment, identity in zip(plan.layout.chunks, plan.identities, strict=True):
             if not plan.policy.places_entries:
                 loaded.append(LoadedChunk(segment, "not_loaded", 0.0))
+                continue
+            if segment.end <= len(self._ready):
+                is_exact = plan.is_exact_at(segment.start, plan.layout)
+                loaded.append(
+                    LoadedChunk(segment, "device", 0.0, has_entry=True, is_exact=is_exact)
+                )
                 continue
             assert segment.chunk is not None
             found = self._load_entry(identity, plan.on_miss == "prefill")
@@ -254,6 +239,7 @@ class Fusion:
             self._load_template,
             self._plan.identities[0],
             opening_is_exact=not self._runner.spec.rope.is_length_dependent,
+            num_ready=len(self._ready),
         )
         self._watch.lap("prefill" if placed.num_computed else "load")
         return placed
@@ -297,7 +283,7 @@ class Fusion:
             self._runner,
             sequence,
             token_ids,
-            num_ready=self._num_ready,
+            num_ready=len(self._ready),
             first_wanted=layout.prompt_end - 1,
             cost=self._cost,
             mask_positions=self._plan.mask_positions,
@@ -322,8 +308,10 @@ class Fusion:
         selection: RowSelection,
     ) -> Generator[None, None, tuple[torch.Tensor, torch.Tensor]]:
         """Run fixed and chosen rows; returns last logits and the recomputed candidates' positions."""
+        num_ready = len(self._ready)
         recomputed = rows.candidates[selection.chosen]
-        running = torch.cat([rows.fixed, recomputed]).sort().values
+        recomputed = recomputed[recomputed >= num_ready]
+        running = torch.cat([rows.fixed[rows.fixed >= num_ready], recomputed]).sort().values
         last = only_rows_from(self._runner.spec.num_layers, layout.prompt_end - 1)
         narrowing = selection.narrowing
         offset: MeanOffset | None = None
@@ -347,16 +335,16 @@ class Fusion:
             return go_on if stops_here is None else stops_here
 
         result = None
-        for result in run_rows(
-            self._runner,
-            sequence,
-            token_ids,
-            running,
-            cost=self._cost,
-            hook=hook,
-            mask_positions=self._plan.mask_positions,
-        ):
-            if result is None:
+        for stage in self._stages(layout, running):
+            for result in run_rows(
+                self._runner,
+                sequence,
+                token_ids,
+                stage,
+                cost=self._cost,
+                hook=hook,
+                mask_positions=self._plan.mask_positions,
+            ):
                 self._watch.lap("recompute")
                 yield
                 self._watch.restart()
@@ -365,6 +353,16 @@ class Fusion:
         logits = self._runner.logits(result.hidden)
         self._watch.lap("recompute")
         return logits, recomputed
+
+    def _stages(self, layout: Layout, running: torch.Tensor) -> Iterator[torch.Tensor]:
+        """The rows in the portions that they run in: their number is part of their bits."""
+        start = 0
+        cuts = layout.cuts if self._plan.policy.is_question_blind else ()
+        for end in (*cuts, layout.num_tokens):
+            stage = running[(running >= start) & (running < end)]
+            start = end
+            if len(stage):
+                yield stage
 
     def _report(
         self,
@@ -376,7 +374,7 @@ class Fusion:
     ) -> FusionReport:
         plan = self._plan
         spent = self._watch.spent_ms
-        reuse = count_reuse(layout, loaded, template.opening, recomputed, self._num_ready)
+        reuse = count_reuse(layout, loaded, template.opening, recomputed, self._ready)
         return FusionReport(
             policy=str(plan.policy),
             requested_policy=str(plan.requested_policy),
