@@ -139,9 +139,7 @@ class Runtime:
             int(self.pool.num_pages * settings.kept_prompts_ratio) if can_keep else 0,
             lambda namespace, chunk_ids: Catalog(env, namespace).held_chunks(chunk_ids),
         )
-        self.kept_prompts = KeptPrompts(
-            self.kept, self.pool.page_tokens, model.tokenizer.digest
-        )
+        self.kept_prompts = KeptPrompts(self.kept, self.pool.page_tokens, model.tokenizer.digest)
         self.engine = Engine(
             runner,
             model.tokenizer,

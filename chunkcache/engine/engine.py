@@ -321,9 +321,13 @@ class Engine:
             self._fusing = self._waiting.take()
             self._solo.begin_again(request)
             return
-        has_pages = self._reserve.take(request)
-        if not has_pages and self._idle.give_way():
+        try:
             has_pages = self._reserve.take(request)
+            if not has_pages and self._idle.give_way():
+                has_pages = self._reserve.take(request)
+        except Exception as error:  # the request fails, the engine goes on
+            self._fail(self._waiting.take(), error)
+            return
         if not has_pages:
             return
         self._waiting.take()

@@ -84,7 +84,8 @@ class KeptPrompts:
                 first = index * BLOCK_TOKENS // self._page_tokens
                 pages[first : first + len(piece.pages)] = piece.pages
             lease = self._kept.share(pages, num_tokens)
-            return PromptStart(lease, path.ready, path.pieces[-1].end)
+            is_whole = num_tokens == plan.layout.num_tokens
+            return PromptStart(lease, path.ready, path.pieces[-1].end if is_whole else None)
 
     def keep(
         self,

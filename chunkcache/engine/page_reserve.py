@@ -101,4 +101,6 @@ def repeated_outcome(plan: FusionPlan, start: PromptStart) -> FusionOutcome:
         warnings=plan.warnings,
         timings=Timings(),
     )
-    return FusionOutcome(logits, logits.new_empty(0, len(logits)), plan.parts, plan.layout, report, True)
+    return FusionOutcome(
+        logits, logits.new_empty(0, len(logits)), plan.parts, plan.layout, report, True
+    )

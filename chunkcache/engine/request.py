@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 import torch
 
@@ -20,6 +21,9 @@ from chunkcache.identity import TenantNamespace
 from chunkcache.model.tokenising import TextTokenizer
 from chunkcache.pages import PageLease
 from chunkcache.results import FinishReason, ReuseWarning, TokenLogprob
+
+NOBODY: Final = TenantNamespace(b"")
+"""Owner of work of our own."""
 
 OnEnd = Callable[[Finished | BaseException], None]
 """Told of each answer's end, or once of the request's failure, on the engine's thread; must be
@@ -53,7 +57,7 @@ class GenerationJob:
     stop: tuple[str, ...] = ()
     num_top_logprobs: int | None = None
     constraint: MakeConstraint | None = None
-    owner: TenantNamespace = TenantNamespace(b"")
+    owner: TenantNamespace = NOBODY
     reuses_prompts: bool = True
 
     def __post_init__(self) -> None:

@@ -345,9 +345,10 @@ class Fusion:
                 hook=hook,
                 mask_positions=self._plan.mask_positions,
             ):
-                self._watch.lap("recompute")
-                yield
-                self._watch.restart()
+                if result is None or result.rows.numel() == 0:
+                    self._watch.lap("recompute")
+                    yield
+                    self._watch.restart()
         assert result is not None
         assert result.rows.tolist() == list(range(layout.prompt_end - 1, layout.num_tokens))
         logits = self._runner.logits(result.hidden)
