@@ -345,7 +345,7 @@ class Fusion:
                 hook=hook,
                 mask_positions=self._plan.mask_positions,
             ):
-                if result is None or result.rows.numel() == 0:
+                if result is None:
                     self._watch.lap("recompute")
                     yield
                     self._watch.restart()
