@@ -1,5 +1,6 @@
 """Dropping what is cached of one tenant's documents; the documents themselves stay."""
 
+from dataclasses import dataclass
 from typing import Literal
 
 from chunkcache.catalog import Catalog
@@ -8,20 +9,31 @@ from chunkcache.runtime import Runtime
 ClearedTier = Literal["host", "disk"]
 
 
-def clear_entries(runtime: Runtime, catalog: Catalog, tiers: "set[ClearedTier]") -> int:
-    """Drop a tenant's entries; they are computed again when they are asked for.
+@dataclass(frozen=True)
+class Cleared:
+    """What was dropped.
+
+    Attributes:
+        num_entries: Entries of chunks.
+        num_prompt_tokens: Tokens of finished prompts.
+    """
+
+    num_entries: int
+    num_prompt_tokens: int
+
+
+def clear_entries(runtime: Runtime, catalog: Catalog, tiers: "set[ClearedTier]") -> Cleared:
+    """Drop a tenant's entries and finished prompts; they are computed again when asked for.
 
     Args:
         runtime: Where they are.
         catalog: Whose they are.
         tiers: From where. What goes from disk goes from RAM too.
 
-    Returns:
-        How many went.
-
     Raises:
         StoreReadOnlyError: The store was opened for reading alone, and the disk is meant.
         StoreError: The store failed.
     """
     num_dropped = runtime.stack.drop(catalog.entry_keys()) if "disk" in tiers else 0
-    return num_dropped + runtime.stack.forget_tenant(catalog.namespace)
+    num_dropped += runtime.stack.forget_tenant(catalog.namespace)
+    return Cleared(num_dropped, runtime.kept.drop_tenant(catalog.namespace))

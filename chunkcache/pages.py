@@ -12,9 +12,13 @@ pages, hold whatever was there before: readers must never look at them.
 
 Sequences that begin alike share the whole pages of their common tokens, which nobody writes to any
 more; the page on which they part is copied (:meth:`PagePool.branch`).
+
+A keeper may own pages too, so that a later sequence can begin with them. It gives them up when pages
+run short: to whoever asks for pages, those that only the keeper owns are free.
 """
 
 import threading
+from collections.abc import Callable, Sequence
 from types import TracebackType
 
 import torch
@@ -84,6 +88,7 @@ class PagePool:
         v: Same shape, values.
         page_tokens: Slots per page.
         num_pages: Pages in the pool.
+        make_room: Asked to have so many pages that nobody owns, as far as a keeper can.
     """
 
     def __init__(
@@ -102,12 +107,25 @@ class PagePool:
         self.v = torch.empty(shape, dtype=dtype, device=device)
         self._free = bytearray(b"\x01" * self.num_pages)
         self._num_owners = [0] * self.num_pages
+        self._num_keepers = [0] * self.num_pages
+        self.make_room: Callable[[int], None] = lambda num_pages: None
         self._lock = threading.Lock()
 
     @property
     def num_free_pages(self) -> int:
+        """Pages that a sequence may have: nobody's, and those that only a keeper owns."""
+        pairs = zip(self._num_owners, self._num_keepers, strict=True)
+        return sum(owners == keepers for owners, keepers in pairs)
+
+    @property
+    def num_unowned_pages(self) -> int:
         """Pages nobody owns."""
         return self._free.count(1)
+
+    @property
+    def num_kept_pages(self) -> int:
+        """How often a keeper owns a page, over all pages."""
+        return sum(self._num_keepers)
 
     def pages_for(self, num_tokens: int) -> int:
         """Pages that ``num_tokens`` slots need."""
@@ -128,8 +146,10 @@ class PagePool:
                 f"{num_tokens} token slots asked for, the pool has "
                 f"{self.num_pages * self.page_tokens}"
             )
+        if self.num_unowned_pages < wanted:
+            self.make_room(wanted)
         with self._lock:
-            if self.num_free_pages < wanted:
+            if self.num_unowned_pages < wanted:
                 return None
             run = self._free.find(b"\x01" * wanted)
             if run >= 0:
@@ -140,6 +160,32 @@ class PagePool:
                 self._free[page] = 0
                 self._num_owners[page] = 1
         return PageLease(self, pages, num_tokens)
+
+    def share(self, pages: Sequence[int], num_tokens: int) -> PageLease:
+        """A lease of pages that somebody owns, as the beginning of another sequence.
+
+        Args:
+            pages: In logical order.
+            num_tokens: Tokens of theirs that the sequence begins with.
+        """
+        with self._lock:
+            self._add_owner(pages)
+        return PageLease(self, tuple(pages), num_tokens)
+
+    def keep(self, pages: Sequence[int]) -> None:
+        """Have a keeper own pages that somebody owns, too; for :attr:`make_room` to give up."""
+        with self._lock:
+            self._add_owner(pages)
+            for page in pages:
+                self._num_keepers[page] += 1
+
+    def give_up(self, pages: Sequence[int]) -> None:
+        """Undo :meth:`keep`, once."""
+        with self._lock:
+            for page in pages:
+                assert self._num_keepers[page] > 0, f"page {page} was given up twice"
+                self._num_keepers[page] -= 1
+            self._drop_owner(pages)
 
     def branch(
         self, trunk: PageLease, own: PageLease, num_tokens: int, *, share: bool
@@ -166,21 +212,33 @@ class PagePool:
             self, shared + own.pages, (len(shared) + len(own.pages)) * self.page_tokens
         )
         with self._lock:
-            for page in shared:
-                self._num_owners[page] += 1
+            self._add_owner(shared)
         own.hand_over()
         return lease
 
     def take_back(self, pages: tuple[int, ...]) -> None:
         """Have one owner less for each page, and free those without any; called by a lease, once."""
         with self._lock:
-            for page in pages:
-                assert self._num_owners[page] > 0, f"page {page} was given back twice"
-                self._num_owners[page] -= 1
-                self._free[page] = self._num_owners[page] == 0
+            self._drop_owner(pages)
+
+    def _add_owner(self, pages: Sequence[int]) -> None:
+        for page in pages:
+            assert self._num_owners[page] > 0, f"page {page} is nobody's"
+            self._num_owners[page] += 1
+
+    def _drop_owner(self, pages: Sequence[int]) -> None:
+        for page in pages:
+            assert self._num_owners[page] > self._num_keepers[page], (
+                f"page {page} was given back twice"
+            )
+            self._num_owners[page] -= 1
+            self._free[page] = self._num_owners[page] == 0
 
     def check_integrity(self) -> None:
-        """Assert that every page is free; for when nothing is in flight."""
+        """Assert that no sequence owns a page; for when nothing is in flight.
+
+        A keeper's pages are for the keeper to answer for.
+        """
         assert self.num_free_pages == self.num_pages, (
             f"{self.num_pages - self.num_free_pages} pages are still owned"
         )

@@ -5,7 +5,7 @@ place: whatever was planned for a model runs on that model or not at all.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 
@@ -15,13 +15,15 @@ from chunkcache.catalog import Catalog
 from chunkcache.codecs import Codec, codec_by_name
 from chunkcache.engine.constraint import JsonConstraints
 from chunkcache.engine.engine import Engine
+from chunkcache.engine.kept_pages import KeptPages
+from chunkcache.engine.kept_prompts import KeptPrompts
 from chunkcache.entry import Entry
 from chunkcache.entry_window import EntryWindow
 from chunkcache.errors import DrainingError
 from chunkcache.fusion.plan import FusionLimits
 from chunkcache.fusion.preparation import Preparation
 from chunkcache.fusion.template_entries import TemplateEntries
-from chunkcache.identity import EntryIdentity, TenantNamespace, chunk_id, tenant_namespace
+from chunkcache.identity import ChunkKey, EntryIdentity, TenantNamespace, chunk_id, tenant_namespace
 from chunkcache.model.gate import GateReport
 from chunkcache.model.loading import LoadedModel
 from chunkcache.model.prefill import IsolatedPrefill
@@ -66,6 +68,8 @@ class Runtime:
         stack: Entries in all tiers.
         remote: The remote tier, if there is one.
         pool: Pages of the requests in flight.
+        kept: Finished prompts' pages in the pool.
+        kept_prompts: Which of them a prompt may begin with.
         engine: The model's thread.
         json_constraints: Keeps answers to JSON.
         meter: What was served.
@@ -141,6 +145,13 @@ class Runtime:
             dtype=runner.dtype,
             device=runner.device,
         )
+        can_keep = not runner.spec.rope.is_length_dependent
+        self.kept = KeptPages(
+            self.pool,
+            int(self.pool.num_pages * settings.kept_prompts_ratio) if can_keep else 0,
+            lambda namespace, chunk_ids: Catalog(env, namespace).held_chunks(chunk_ids),
+        )
+        self.kept_prompts = KeptPrompts(self.kept, self.pool.page_tokens, model.tokenizer.digest)
         self.engine = Engine(
             runner,
             model.tokenizer,
@@ -149,6 +160,8 @@ class Runtime:
             TemplateEntries(
                 self.prefill, codec_by_name("raw", runner.dtype), settings.template_tier_bytes
             ).get,
+            self.kept,
+            self.kept_prompts,
             tile_rows=settings.decode_tile_rows,
             max_queued=settings.max_queued_requests,
             max_queued_tokens=settings.max_queued_tokens,
@@ -292,6 +305,11 @@ class Runtime:
             lease.release()
             raise
         return lease
+
+    def forget(self, keys: Iterable[ChunkKey]) -> None:
+        """Drop from memory what has gone from disk: entries, and prompts with chunks that are gone."""
+        self.stack.forget(keys)
+        self.kept.drop_gone()
 
     def check_current(self) -> None:
         """Refuse to go on for a model that another has taken the place of.

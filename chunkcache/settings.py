@@ -104,6 +104,9 @@ class Settings(BaseSettings):
     """Token slots per page of the KV pool."""
     pool_tokens: int = Field(default=32768, ge=16)
     """Token slots of the KV pool, shared by the requests in flight."""
+    kept_prompts_ratio: float = Field(default=0.5, ge=0.0, le=1.0)
+    """Share of the KV pool that finished prompts may hold so that others begin with them; they yield
+    to requests. 0 keeps none."""
     decode_tile_rows: int = Field(default=4, ge=1, le=64)
     """Rows of the fixed-shape decode tile: how many answers grow at once."""
     max_queued_requests: int = Field(default=64, ge=1)

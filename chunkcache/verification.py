@@ -35,12 +35,16 @@ def verification_jobs(job: GenerationJob, fused: Finished) -> VerificationJobs:
         fused: Its answer.
     """
     plan = job.plan.over(fused.parts)
-    full = yield replace(job.alone(), plan=plan.in_full(), num_kept_logits=COMPARED_TOKENS)
+    full = yield replace(
+        job.alone(), plan=plan.in_full(), num_kept_logits=COMPARED_TOKENS, reuses_prompts=False
+    )
     reference = full.step_logits
     assert reference is not None
     # Where the end token is among the compared steps, there is one step more than tokens.
     answer_ids = full.token_ids[: len(reference) - 1]
-    scored = yield GenerationJob(plan.scoring(answer_ids), SamplingParams(), 1, owner=job.owner)
+    scored = yield GenerationJob(
+        plan.scoring(answer_ids), SamplingParams(), 1, owner=job.owner, reuses_prompts=False
+    )
     return Verification(
         kl_first=kl_divergence(full.first_logits, fused.first_logits),
         mean_kl=mean_kl(reference, scored.scored_logits),

@@ -47,6 +47,7 @@ SMALL_SETTINGS: dict[str, Any] = {
     "min_mean_chunk_tokens": 0,
     "max_fused_ratio": 1.0,
     "pool_tokens": 4096,
+    "kept_prompts_ratio": 0.0,  # most tests ask the same twice to see a tier
     "store_max_bytes": 1 << 30,
 }
 

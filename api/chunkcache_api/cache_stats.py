@@ -37,6 +37,7 @@ def cache_stats_body(service: Service) -> dict[str, Any]:
             for name, num_bytes in tiers.bytes.items()
         },
         "remote": None if tiers.remote is None else asdict(tiers.remote),
+        "kept_prompts": asdict(runtime.kept.stats()),
         "pinned_bytes": tiers.pinned_bytes,
         "prefills": tiers.prefills,
         "evictions": tiers.evictions,

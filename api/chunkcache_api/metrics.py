@@ -134,16 +134,22 @@ def _serving(meter: ServingMeter, model: str) -> Iterator[Metric]:
 
 
 def _engine(runtime: Runtime, model: str) -> Iterator[Metric]:
-    engine, pool = runtime.engine, runtime.pool
+    engine, pool, kept = runtime.engine, runtime.pool, runtime.kept.stats()
     for name, text, value in (
         ("chunkcache_open_requests", "Requests not yet ended.", engine.num_open_requests),
         ("chunkcache_queue_depth", "Requests not yet begun.", engine.num_queued_requests),
         ("chunkcache_pages", "Pages of the KV pool.", pool.num_pages),
         ("chunkcache_free_pages", "Pages of the KV pool that are free.", pool.num_free_pages),
+        ("chunkcache_kept_prompt_tokens", "Tokens of finished prompts kept.", kept.tokens),
     ):
         gauge = GaugeMetricFamily(name, text, labels=("model",))
         gauge.add_metric((model,), value)
         yield gauge
+    for name, text, value in (
+        ("chunkcache_kept_prompt_hits", "Requests begun from a kept prompt.", kept.hits),
+        ("chunkcache_kept_prompt_evictions", "Kept blocks that gave way.", kept.evictions),
+    ):
+        yield _counter(name, text, value, model)
 
 
 def _tiers(stack: TierStack) -> Iterator[Metric]:

@@ -39,11 +39,14 @@ def dry_run_body(service: Service, plan: FusionPlan, options: AskOptions) -> dic
         assert segment.chunk is not None
         is_cached = runtime.stack.tier_of(identity.key()) is not None
         documents[segment.chunk.document_id]["cached_chunks"] += is_cached
+    ready = runtime.kept_prompts.ready(plan, service.cache.catalog.namespace)
     room = runtime.engine.check_fits(plan.layout.num_tokens)
     return {
         "object": "chunkcache.plan",
         "model": service.model_name,
         "max_tokens": min(options.max_tokens, room),
         **body,
+        "kept_prompt_tokens": len(ready),
+        "exact_prefix_tokens": ready.num_exact,
         "documents": list(documents.values()),
     }

@@ -18,6 +18,9 @@ import torch
 
 from chunkcache.engine.decode import DecodeTile
 from chunkcache.engine.idle import IdleCounts, IdleLane, IdleWork
+from chunkcache.engine.kept_pages import KeptPages
+from chunkcache.engine.kept_prompts import KeptPrompts
+from chunkcache.engine.page_reserve import PageReserve
 from chunkcache.engine.request import ActiveRequest, GenerationJob, OnEnd
 from chunkcache.engine.solo import SoloRunner
 from chunkcache.engine.stream import AnswerStream, Finished
@@ -36,7 +39,7 @@ from chunkcache.fusion.fuse import LoadEntry
 from chunkcache.fusion.template_entries import LoadTemplate
 from chunkcache.model.runner import ModelRunner
 from chunkcache.model.tokenising import TextTokenizer
-from chunkcache.pages import PageLease, PagePool
+from chunkcache.pages import PagePool
 
 MAX_IDLE_WORK: Final = 32
 """Pieces of work that may wait for an idle engine."""
@@ -55,6 +58,8 @@ class Engine:
         pool: Pages for the requests in flight.
         load_entry: Finds or computes entries of chunks; called on the engine's thread.
         load_template: Finds or computes entries of template text; likewise.
+        kept: Pages of finished prompts in the pool.
+        prompts: Which of them a prompt may begin with.
         tile_rows: Rows of the decode tile, and so answers that grow at once.
         max_queued: Requests that may wait.
         max_queued_tokens: Prompt tokens of requests that may wait, in all.
@@ -67,6 +72,8 @@ class Engine:
         pool: PagePool,
         load_entry: LoadEntry,
         load_template: LoadTemplate,
+        kept: KeptPages,
+        prompts: KeptPrompts,
         *,
         tile_rows: int,
         max_queued: int,
@@ -77,6 +84,9 @@ class Engine:
         self._pool = pool
         self._tile = DecodeTile(runner, pool, tile_rows)
         self._solo = SoloRunner(runner, tokenizer, pool, load_entry, load_template, self._tile)
+        self._kept = kept
+        self._prompts = prompts
+        self._reserve = PageReserve(pool, self._solo, kept, prompts)
         self._idle = IdleLane(MAX_IDLE_WORK)
         self._max_queued = max_queued
         self._inbox: queue.SimpleQueue[ActiveRequest | Task | None] = queue.SimpleQueue()
@@ -150,7 +160,7 @@ class Engine:
             for i in range(job.num_answers)
         )
         first.others = others
-        self._check_pages(first)
+        self._reserve.check(first)
         with self._lock:
             self._check_accepting()
             if self._num_open >= self._max_queued + self._tile.num_rows:
@@ -213,18 +223,8 @@ class Engine:
                 self._is_draining = True
                 self._inbox.put(None)
         self._thread.join()
+        self._kept.clear()
         self._pool.check_integrity()
-
-    def _check_pages(self, request: ActiveRequest) -> None:
-        """Refuse what would wait for pages for ever."""
-        pool, num_others = self._pool, len(request.others)
-        num_own = pool.pages_for(self._solo.num_branch_slots(request.job)) if num_others else 0
-        num_pages = pool.pages_for(request.num_slots) + num_own * num_others
-        if num_pages > pool.num_pages:
-            raise ContextLengthExceededError(
-                f"{request.num_answers} answers need {num_pages} pages; there are {pool.num_pages}",
-                param="n",
-            )
 
     def _check_accepting(self) -> None:
         if self._is_draining:
@@ -302,6 +302,11 @@ class Engine:
         self._guarded(request, lambda: self._begin_decoding(request, logits))
 
     def _begin_decoding(self, request: ActiveRequest, logits: torch.Tensor) -> None:
+        job = request.job
+        if job.reuses_prompts and not request.token_ids:
+            assert request.pages is not None
+            assert request.outcome is not None
+            self._prompts.keep(job.plan, job.owner, request.pages, request.outcome)
         branches = self._solo.branch(request)
         self._decoding += branches
         for branch in branches:
@@ -318,27 +323,18 @@ class Engine:
             self._fusing = self._waiting.take()
             self._solo.begin_again(request)
             return
-        pages = self._reserve(request)
-        if pages is None and self._idle.give_way():
-            pages = self._reserve(request)
-        if pages is None:
+        try:
+            has_pages = self._reserve.take(request)
+            if not has_pages and self._idle.give_way():
+                has_pages = self._reserve.take(request)
+        except Exception as error:  # the request fails, the engine goes on
+            self._fail(self._waiting.take(), error)
+            return
+        if not has_pages:
             return
         self._waiting.take()
-        self._solo.begin(request, pages)
+        self._solo.begin(request)
         self._fusing = request
-
-    def _reserve(self, request: ActiveRequest) -> PageLease | None:
-        """Pages for the whole of a request, those of further answers kept by them; or none."""
-        num_branch_slots = self._solo.num_branch_slots(request.job)
-        for other in request.others:
-            other.pages = self._pool.allocate(num_branch_slots)
-            if other.pages is None:
-                request.release()
-                return None
-        pages = self._pool.allocate(request.num_slots)
-        if pages is None:
-            request.release()
-        return pages
 
     def _advance_decoding(self) -> None:
         self._set_aside_reruns()

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 import torch
 
@@ -15,9 +16,14 @@ from chunkcache.engine.stream import AnswerStream, Finished, TextDelta
 from chunkcache.errors import RequestCancelledError
 from chunkcache.fusion.fuse import FusionOutcome
 from chunkcache.fusion.plan import FusionPlan
+from chunkcache.fusion.ready import NOTHING_READY, ReadyTokens
+from chunkcache.identity import TenantNamespace
 from chunkcache.model.tokenising import TextTokenizer
 from chunkcache.pages import PageLease
 from chunkcache.results import FinishReason, ReuseWarning, TokenLogprob
+
+NOBODY: Final = TenantNamespace(b"")
+"""Owner of work of our own."""
 
 OnEnd = Callable[[Finished | BaseException], None]
 """Told of each answer's end, or once of the request's failure, on the engine's thread; must be
@@ -38,7 +44,9 @@ class GenerationJob:
         num_top_logprobs: How many of the likeliest tokens come with each token; None asks for no
             log probabilities.
         constraint: Makes what an answer has to keep to, if it has to.
-        owner: Whose it is: owners take turns.
+        owner: Whose it is: owners take turns, and only the pages of one's own prompts are reused.
+        reuses_prompts: Whether it may start from pages of finished prompts, and leave its own: not
+            where a full prefill is timed or checked against.
     """
 
     plan: FusionPlan
@@ -49,7 +57,8 @@ class GenerationJob:
     stop: tuple[str, ...] = ()
     num_top_logprobs: int | None = None
     constraint: MakeConstraint | None = None
-    owner: bytes = b""
+    owner: TenantNamespace = NOBODY
+    reuses_prompts: bool = True
 
     def __post_init__(self) -> None:
         """Growing an answer behind a given one would make two of them."""
@@ -66,12 +75,14 @@ class ActiveRequest:
     """One answer in flight. Only the engine's thread touches it, after construction.
 
     Grouped by who sets it: construction; the engine at the start of the fusion (``pages``,
-    ``steps``, ``started_at``; of further answers, only ``pages``, which are empty so far); the
+    ``ready``, ``repeated``, ``steps``, ``started_at``; of further answers, only ``pages``, which are empty so far); the
     engine at its end (``outcome`` and what follows).
 
     Attributes:
         index: Which answer to the request. The first is fused; the others branch off from it.
         others: Of the first, the other answers, until they have branched off.
+        ready: Tokens at the front whose keys and values were in the pages from the start.
+        repeated: What the prompt came to before, where all of it was.
     """
 
     job: GenerationJob
@@ -84,6 +95,8 @@ class ActiveRequest:
     submitted_at: float = field(default_factory=time.perf_counter)
 
     pages: PageLease | None = None
+    ready: ReadyTokens = NOTHING_READY
+    repeated: FusionOutcome | None = None
     steps: Generator[None, None, torch.Tensor] | None = None
     started_at: float = 0.0
 
@@ -117,6 +130,13 @@ class ActiveRequest:
     ) -> Generator[None, None, torch.Tensor]:
         """The fusion's steps; keeps its outcome and returns the logits behind the prompt."""
         self.outcome = yield from steps
+        return self.outcome.logits
+
+    def repeat(self) -> Generator[None, None, torch.Tensor]:
+        """Steps of a prompt that is in the pages to its end: none; otherwise as :meth:`fuse`."""
+        assert self.repeated is not None
+        self.outcome = self.repeated
+        yield from ()
         return self.outcome.logits
 
     @property

@@ -16,7 +16,7 @@ from chunkcache.fusion.fuse import Fusion, LoadEntry
 from chunkcache.fusion.template_entries import LoadTemplate
 from chunkcache.model.runner import ModelRunner
 from chunkcache.model.tokenising import TextTokenizer
-from chunkcache.pages import PageLease, PagePool
+from chunkcache.pages import PagePool
 from chunkcache.results import ReuseWarning
 
 
@@ -48,17 +48,21 @@ class SoloRunner:
         self._load_template = load_template
         self._tile = tile
 
-    def begin(self, request: ActiveRequest, pages: PageLease) -> None:
+    def begin(self, request: ActiveRequest) -> None:
         """Set a request's fusion up on its pages."""
-        request.pages = pages
+        assert request.pages is not None
         request.started_at = time.perf_counter()
+        if request.repeated is not None:
+            request.steps = request.repeat()
+            return
         fusion = Fusion(
             self._runner,
             self._pool,
-            pages,
+            request.pages,
             request.job.plan,
             self._load_entry,
             self._load_template,
+            ready=request.ready,
         )
         request.steps = request.fuse(fusion.steps())
 
@@ -118,11 +122,11 @@ class SoloRunner:
         assert job.num_answers == 1
         stream = AnswerStream(on_cancel=lambda: None)
         request = ActiveRequest(job, stream, self._tokenizer, self._runner.eos_token_ids)
-        pages = self._pool.allocate(request.num_slots)
-        if pages is None:
+        request.pages = self._pool.allocate(request.num_slots)
+        if request.pages is None:
             raise ContextLengthExceededError(f"no pages for {request.num_slots} tokens")
         try:
-            self.begin(request, pages)
+            self.begin(request)
             assert request.steps is not None
             logits = yield from request.steps
             while (reason := request.take(logits)) is None:

@@ -4,30 +4,26 @@ A fusion is a generator of steps with fixed boundaries (one layer, one entry), s
 can do other work in between without changing a bit of the result.
 """
 
-import time
-from collections import defaultdict
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from chunkcache.errors import CacheMissError
 from chunkcache.estimate import EstimateReport
 from chunkcache.fusion.cost import CostMeter
+from chunkcache.fusion.full_prefill import full_prefill_steps
 from chunkcache.fusion.layout import Layout, Segment
 from chunkcache.fusion.mean_offset import MeanOffset
 from chunkcache.fusion.place import place_entry
 from chunkcache.fusion.plan import FusionPlan, PromptParts
 from chunkcache.fusion.policy import Candidates, RowSelection
-from chunkcache.fusion.recompute import (
-    LayerRows,
-    SequenceKV,
-    only_rows_from,
-    run_rows,
-)
+from chunkcache.fusion.ready import NOTHING_READY, ReadyTokens
+from chunkcache.fusion.recompute import LayerRows, SequenceKV, only_rows_from, run_rows
 from chunkcache.fusion.reuse import LoadedChunk, count_reuse
 from chunkcache.fusion.rows import PromptRows, rows_by_role
 from chunkcache.fusion.signals import QueryProbe, value_deviation
+from chunkcache.fusion.stopwatch import Stopwatch
 from chunkcache.fusion.template_entries import (
     NOTHING_PLACED,
     LoadTemplate,
@@ -55,6 +51,8 @@ class FusionOutcome:
         parts: The prompt that was run (chunks left out by ``on_miss: skip`` are not in it).
         layout: Its layout.
         report: What was reused and what was run; timings without queue and decode.
+        is_repeatable: Whether the prompt is the plan's, and every chunk that was wanted had an entry:
+            what came out is a function of the plan then.
     """
 
     logits: torch.Tensor
@@ -62,25 +60,7 @@ class FusionOutcome:
     parts: PromptParts
     layout: Layout
     report: FusionReport
-
-
-@dataclass
-class _Stopwatch:
-    """Milliseconds by stage."""
-
-    spent_ms: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    _since: float = field(default_factory=time.perf_counter)
-
-    def lap(self, stage: str) -> float:
-        now = time.perf_counter()
-        elapsed_ms = (now - self._since) * 1e3
-        self._since = now
-        self.spent_ms[stage] += elapsed_ms
-        return elapsed_ms
-
-    def restart(self) -> None:
-        """Leave out what happened since the last lap: the engine did other work."""
-        self._since = time.perf_counter()
+    is_repeatable: bool
 
 
 class Fusion:
@@ -93,6 +73,8 @@ class Fusion:
         plan: What to do.
         load_entry: Finds or computes entries of chunks.
         load_template: Finds or computes entries of template text.
+        ready: Tokens at the front whose keys and values are in the pages: whole blocks of a full
+            prefill, or up to a cut of the layout.
     """
 
     def __init__(
@@ -103,6 +85,8 @@ class Fusion:
         plan: FusionPlan,
         load_entry: LoadEntry,
         load_template: LoadTemplate,
+        *,
+        ready: ReadyTokens = NOTHING_READY,
     ) -> None:
         self._runner = runner
         self._pool = pool
@@ -110,7 +94,8 @@ class Fusion:
         self._plan = plan
         self._load_entry = load_entry
         self._load_template = load_template
-        self._watch = _Stopwatch()
+        self._ready = ready
+        self._watch = Stopwatch()
         self._cost = CostMeter(runner.spec.num_layers)
         self._warnings: list[ReuseWarning] = list(plan.warnings)
 
@@ -145,6 +130,10 @@ class Fusion:
         self._watch.restart()
         device = self._runner.device
         token_ids = torch.tensor(layout.token_ids, dtype=torch.int64, device=device)
+        if not self._plan.policy.places_entries:
+            logits = yield from self._run_all(layout, sequence, token_ids)
+            report = self._report(layout, loaded, NOTHING_PLACED, set(), None)
+            return FusionOutcome(logits[0], logits[1:], parts, layout, report, True)
         kept = [c for c in loaded if c.source != "skipped"]
         template = self._place_template(layout, sequence)
         rows = rows_by_role(
@@ -160,8 +149,11 @@ class Fusion:
         logits, recomputed = yield from self._recompute(
             layout, sequence, token_ids, rows, selection
         )
-        report = self._report(layout, loaded, template, recomputed, selection.estimate)
-        return FusionOutcome(logits[0], logits[1:], parts, layout, report)
+        report = self._report(
+            layout, loaded, template, set(recomputed.tolist()), selection.estimate
+        )
+        is_repeatable = all(c.has_entry for c in loaded)
+        return FusionOutcome(logits[0], logits[1:], parts, layout, report, is_repeatable)
 
     def _sequence(self, layout: Layout) -> SequenceKV:
         slots = self._pages.slots[: layout.num_tokens]
@@ -185,6 +177,12 @@ class Fusion:
         for segment, identity in zip(plan.layout.chunks, plan.identities, strict=True):
             if not plan.policy.places_entries:
                 loaded.append(LoadedChunk(segment, "not_loaded", 0.0))
+                continue
+            if segment.end <= len(self._ready):
+                is_exact = plan.is_exact_at(segment.start, plan.layout)
+                loaded.append(
+                    LoadedChunk(segment, "device", 0.0, has_entry=True, is_exact=is_exact)
+                )
                 continue
             assert segment.chunk is not None
             found = self._load_entry(identity, plan.on_miss == "prefill")
@@ -235,7 +233,7 @@ class Fusion:
         return self._plan.parts.without(skipped) if skipped else self._plan.parts
 
     def _place_template(self, layout: Layout, sequence: SequenceKV) -> PlacedTemplate:
-        if not self._plan.policy.places_entries or not self._plan.identities:
+        if not self._plan.identities:
             return NOTHING_PLACED
         placed = place_template(
             layout,
@@ -243,6 +241,7 @@ class Fusion:
             self._load_template,
             self._plan.identities[0],
             opening_is_exact=not self._runner.spec.rope.is_length_dependent,
+            num_ready=len(self._ready),
         )
         self._watch.lap("prefill" if placed.num_computed else "load")
         return placed
@@ -278,6 +277,30 @@ class Fusion:
         self._watch.lap("probe")
         return selection
 
+    def _run_all(
+        self, layout: Layout, sequence: SequenceKV, token_ids: torch.Tensor
+    ) -> Generator[None, None, torch.Tensor]:
+        """Run every row that is not ready; returns the last logits."""
+        steps = full_prefill_steps(
+            self._runner,
+            sequence,
+            token_ids,
+            num_ready=len(self._ready),
+            first_wanted=layout.prompt_end - 1,
+            cost=self._cost,
+            mask_positions=self._plan.mask_positions,
+        )
+        while True:
+            try:
+                next(steps)
+            except StopIteration as stop:
+                logits = self._runner.logits(stop.value)
+                self._watch.lap("recompute")
+                return logits
+            self._watch.lap("recompute")
+            yield
+            self._watch.restart()
+
     def _recompute(
         self,
         layout: Layout,
@@ -287,8 +310,10 @@ class Fusion:
         selection: RowSelection,
     ) -> Generator[None, None, tuple[torch.Tensor, torch.Tensor]]:
         """Run fixed and chosen rows; returns last logits and the recomputed candidates' positions."""
+        num_ready = len(self._ready)
         recomputed = rows.candidates[selection.chosen]
-        running = torch.cat([rows.fixed, recomputed]).sort().values
+        recomputed = recomputed[recomputed >= num_ready]
+        running = torch.cat([rows.fixed[rows.fixed >= num_ready], recomputed]).sort().values
         last = only_rows_from(self._runner.spec.num_layers, layout.prompt_end - 1)
         narrowing = selection.narrowing
         offset: MeanOffset | None = None
@@ -312,36 +337,47 @@ class Fusion:
             return go_on if stops_here is None else stops_here
 
         result = None
-        for result in run_rows(
-            self._runner,
-            sequence,
-            token_ids,
-            running,
-            cost=self._cost,
-            hook=hook,
-            mask_positions=self._plan.mask_positions,
-        ):
-            if result is None:
-                self._watch.lap("recompute")
-                yield
-                self._watch.restart()
+        for stage in self._stages(layout, running):
+            for result in run_rows(
+                self._runner,
+                sequence,
+                token_ids,
+                stage,
+                cost=self._cost,
+                hook=hook,
+                mask_positions=self._plan.mask_positions,
+            ):
+                if result is None:
+                    self._watch.lap("recompute")
+                    yield
+                    self._watch.restart()
         assert result is not None
         assert result.rows.tolist() == list(range(layout.prompt_end - 1, layout.num_tokens))
         logits = self._runner.logits(result.hidden)
         self._watch.lap("recompute")
         return logits, recomputed
 
+    def _stages(self, layout: Layout, running: torch.Tensor) -> Iterator[torch.Tensor]:
+        """The rows in the portions that they run in: their number is part of their bits."""
+        start = 0
+        cuts = layout.cuts if self._plan.policy.is_question_blind else ()
+        for end in (*cuts, layout.num_tokens):
+            stage = running[(running >= start) & (running < end)]
+            start = end
+            if len(stage):
+                yield stage
+
     def _report(
         self,
         layout: Layout,
         loaded: Sequence[LoadedChunk],
         template: PlacedTemplate,
-        recomputed: torch.Tensor,
+        recomputed: set[int],
         estimate: EstimateReport | None,
     ) -> FusionReport:
         plan = self._plan
         spent = self._watch.spent_ms
-        reuse = count_reuse(layout, loaded, template.opening, set(recomputed.tolist()))
+        reuse = count_reuse(layout, loaded, template.opening, recomputed, self._ready)
         return FusionReport(
             policy=str(plan.policy),
             requested_policy=str(plan.requested_policy),

@@ -89,9 +89,16 @@ class Segment:
 
 @dataclass(frozen=True)
 class Layout:
-    """The segments of one prompt; together they cover positions ``0 .. num_tokens - 1``."""
+    """The segments of one prompt; together they cover positions ``0 .. num_tokens - 1``.
+
+    Attributes:
+        segments: In order.
+        cuts: Positions, ascending, where a turn's documents end or an earlier reply begins: up to
+            there, another question or another turn may have the same prompt.
+    """
 
     segments: tuple[Segment, ...]
+    cuts: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         """Segments are non-empty, adjacent, and begin at 0."""
@@ -183,6 +190,7 @@ def build_layout(
     """
     assert [t.reply_ids is None for t in turns] == [False] * (len(turns) - 1) + [True]
     pieces: list[Piece] = []
+    pieces_before_cuts: list[int] = []
     for turn in turns:
         has_frame = style == "question" or bool(turn.documents)
         if not pieces:
@@ -191,20 +199,27 @@ def build_layout(
             later = _later_turns(template)
             opening = later.before_documents if has_frame else later.before_text
         pieces.append(("template", opening, None))
-        pieces += _message(template, turn, has_frame=has_frame)
+        message = list(_message(template, turn, has_frame=has_frame))
+        if turn.documents:
+            last = max(i for i, (kind, _, _) in enumerate(message) if kind == "chunk")
+            pieces_before_cuts.append(len(pieces) + last + 1)
+        pieces += message
         if turn.reply_ids is not None:
             pieces.append(("template", _later_turns(template).before_reply, None))
+            pieces_before_cuts.append(len(pieces))
             pieces.append(("history", turn.reply_ids, None))
     closing = template.after_question if style == "question" else template.after_text
     pieces.append(("template", closing, None))
     pieces.append(("answer", answer_ids, None))
     segments = []
+    starts = []
     position = 0
     for kind, token_ids, chunk in pieces:
+        starts.append(position)
         if token_ids:
             segments.append(Segment(kind, position, token_ids, chunk))
             position += len(token_ids)
-    return Layout(tuple(segments))
+    return Layout(tuple(segments), tuple(sorted({starts[i] for i in pieces_before_cuts})))
 
 
 def prompt_prefix_ids(

@@ -89,11 +89,14 @@ class Policy(ABC):
         name: Stable name, in requests and reports.
         places_entries: False for ``full``, which runs every row and reads no entry.
         is_exact: Whether the answer is a full prefill's by construction.
+        is_question_blind: Whether a row is chosen by its place in its chunk alone, and each on its
+            own. Rows then run in stages that end where another question or turn may go on.
     """
 
     name: ClassVar[str]
     places_entries: ClassVar[bool] = True
     is_exact: ClassVar[bool] = False
+    is_question_blind: ClassVar[bool] = False
 
     @abstractmethod
     def select(self, candidates: Candidates) -> RowSelection:

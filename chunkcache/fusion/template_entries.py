@@ -77,6 +77,7 @@ def place_template(
     like: EntryIdentity,
     *,
     opening_is_exact: bool,
+    num_ready: int = 0,
 ) -> PlacedTemplate:
     """Place the template text in front of the question.
 
@@ -87,6 +88,7 @@ def place_template(
         like: Names the model and the namespace.
         opening_is_exact: Whether the opening is placed at all: no where the rotation depends on
             the prompt's length, because its entry was computed at another.
+        num_ready: Tokens at the front that are there already.
     """
     opening_ids = layout.token_ids[: layout.opening_end]
     question_start = min(layout.query_positions, default=layout.num_tokens)
@@ -94,7 +96,7 @@ def place_template(
     stale: set[int] = set()
     num_computed = 0
     for segment in layout.segments:
-        if segment.kind != "template" or segment.end > question_start:
+        if segment.kind != "template" or segment.end > question_start or segment.end <= num_ready:
             continue
         is_opening = segment.start == 0
         if is_opening and not (opening_is_exact and layout.opening_end):

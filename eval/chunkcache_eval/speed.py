@@ -122,6 +122,7 @@ def measure_speed(
         values = settings.model_dump() | {
             "store": store,
             "host_tier_bytes": 0,
+            "kept_prompts_ratio": 0.0,
             "chunk_tokens": 1024,
             "min_fused_context_tokens": 0,
             "min_mean_chunk_tokens": 0,

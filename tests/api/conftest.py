@@ -42,6 +42,7 @@ def make_runtime(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> M
             "min_fused_context_tokens": 0,
             "min_mean_chunk_tokens": 0,
             "pool_tokens": 8192,
+            "kept_prompts_ratio": 0.0,  # most tests ask the same twice to see a tier
         }
         return Runtime.open(load_settings(**values | settings))
 

@@ -87,3 +87,28 @@ def test_what_is_refused(
     client: httpx.Client, url: str, body: dict[str, Any], code: str, param: str
 ) -> None:
     assert refusal(client.post(f"/v1/cache/{url}", json=body)) == (400, code, param)
+
+
+def test_finished_prompts_are_told_counted_and_cleared(make_runtime, serve) -> None:
+    ask: dict[str, Any] = {"query": "Where?", "document_ids": ["crates"], "max_tokens": 4}
+    dry = ask | {"chunkcache": {"dry_run": True}}
+    with (
+        make_runtime(kept_prompts_ratio=0.5) as runtime,
+        serve(create_app(runtime)) as client,
+    ):
+        client.put("/v1/documents/crates", json={"text": TEXT}).raise_for_status()
+        assert client.post("/v1/query", json=dry).json()["kept_prompt_tokens"] == 0
+        first = client.post("/v1/query", json=ask).json()
+        plan = client.post("/v1/query", json=dry).json()
+        assert plan["kept_prompt_tokens"] == plan["prompt_tokens"] > plan["exact_prefix_tokens"]
+        again = client.post("/v1/query", json=ask).json()
+        assert again["answer"] == first["answer"]
+        details = again["usage"]["prompt_tokens_details"]
+        assert details["cached_tokens_by_source"]["device"] == plan["prompt_tokens"]
+        assert details["exact_prefix_tokens"] == plan["exact_prefix_tokens"]
+        assert client.get("/v1/cache/stats").json()["kept_prompts"]["hits"] == 1
+        metrics = client.get("/metrics").text
+        assert "chunkcache_kept_prompt_hits_total" in metrics
+        cleared = client.post("/v1/cache/clear", json={}).json()
+        assert cleared["dropped_prompt_tokens"] >= plan["prompt_tokens"]
+        assert client.post("/v1/query", json=dry).json()["kept_prompt_tokens"] == 0

@@ -91,7 +91,8 @@ def test_reuse_without_recompute_is_concatenation(bench_of: Callable[..., Any]) 
     chunks = [bench.draw(20, 1), bench.draw(31, 2)]
     run = bench.run(bench.plan(chunks, "none"))
     zero = bench.run(bench.plan(chunks, "hybrid", recompute_ratio=0.0))
-    assert torch.equal(zero.outcome.logits, run.outcome.logits)
+    # Close, not equal: `none` runs its rows in stages, which end with the documents.
+    assert (zero.outcome.logits - run.outcome.logits).abs().max() <= 1e-4
     for segment in run.layout.chunks:
         k, v = bench.plain_kv(segment.token_ids)
         rotated = _moved(bench, k, segment.start)

@@ -51,12 +51,13 @@ def _stats(service: Service) -> Response:
 
 
 def _clear(cache: ChunkCache, body: ClearRequest) -> Response:
-    num_dropped = clear_entries(cache.runtime, cache.catalog, set(body.tiers))
+    cleared = clear_entries(cache.runtime, cache.catalog, set(body.tiers))
     return json_response(
         {
             "object": "chunkcache.cache_clear",
             "tiers": sorted({"host", *body.tiers}),
-            "dropped_entries": num_dropped,
+            "dropped_entries": cleared.num_entries,
+            "dropped_prompt_tokens": cleared.num_prompt_tokens,
         }
     )
 
@@ -65,7 +66,7 @@ def _collect(cache: ChunkCache, body: CollectRequest) -> Response:
     runtime = cache.runtime
     report = collect(runtime.env, drop_models=body.drop_models, dry_run=body.dry_run)
     if not body.dry_run:
-        runtime.stack.forget(report.entry_keys)
+        runtime.forget(report.entry_keys)
     fields = asdict(report)
     del fields["entry_keys"]
     return json_response({"object": "chunkcache.cache_gc"} | fields)

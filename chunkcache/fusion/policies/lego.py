@@ -19,6 +19,7 @@ class Lego(Policy):
     num_tokens: int = 4
 
     name: ClassVar[str] = "lego"
+    is_question_blind: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """At least none."""

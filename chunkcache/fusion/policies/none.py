@@ -13,6 +13,7 @@ class NoRecompute(Policy):
     """Reuse every chunk as it was prefilled."""
 
     name: ClassVar[str] = "none"
+    is_question_blind: ClassVar[bool] = True
 
     def select(self, candidates: Candidates) -> RowSelection:
         """None of them."""

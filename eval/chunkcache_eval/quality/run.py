@@ -203,6 +203,7 @@ class _Run:
             "preparation": batch.preparation,
             "chunk_tokens": 1024,
             "host_tier_bytes": 0,
+            "kept_prompts_ratio": 0.0,
             "min_fused_context_tokens": 0,
             "min_mean_chunk_tokens": 0,
             "max_fused_ratio": 1.0,
