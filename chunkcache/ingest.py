@@ -121,7 +121,7 @@ class DocumentIngest:
             file=file,
         )
         stored = self.catalog.put(document, now=time.time())
-        runtime.stack.forget(stored.removed.entry_keys)
+        runtime.stack.follow_removals()
         return stored
 
     def store_again(self, document_id: str) -> PutResult:

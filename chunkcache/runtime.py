@@ -20,7 +20,7 @@ from chunkcache.errors import DrainingError
 from chunkcache.fusion.plan import FusionLimits
 from chunkcache.fusion.preparation import Preparation
 from chunkcache.fusion.template_entries import TemplateEntries
-from chunkcache.identity import EntryIdentity, TenantNamespace, chunk_id, tenant_namespace
+from chunkcache.identity import ChunkId, EntryIdentity, TenantNamespace, chunk_id, tenant_namespace
 from chunkcache.model.gate import GateReport
 from chunkcache.model.loading import LoadedModel
 from chunkcache.model.prefill import IsolatedPrefill
@@ -260,11 +260,12 @@ class Runtime:
             on_computed(num_rows)
             return entry
 
-        guard = self._guard(identity)
-        lease = self.stack.load_or_prefill(identity, prefill, guard=guard)
+        traced = self._traced(identity)
+        guard = self._guard(identity, traced)
+        lease = self.stack.load_or_prefill(identity, prefill, guard=guard, traced=traced)
         if lease.source == "host" and not self.stack.contains(identity.key()):
             # Another document's removal took it from disk a moment ago.
-            lease.warning = self.stack.keep(lease.entry, guard)
+            lease.warning = self.stack.keep(lease.entry, guard, traced)
         try:
             self.check_current()
         except DrainingError:
@@ -298,10 +299,12 @@ class Runtime:
     def _load_entry(self, identity: EntryIdentity, may_prefill: bool) -> Lease | MissReason:
         if not may_prefill:
             return self.stack.load(identity, waits=False)
+        traced = self._traced(identity)
         return self.stack.load_or_prefill(
             identity,
             lambda: self._compute(identity)[0],
-            guard=self._guard(identity),
+            guard=self._guard(identity, traced),
+            traced=traced,
             waits=False,
             may_lend=True,  # a fusion that prefills what is missing places each entry at once
         )
@@ -317,14 +320,16 @@ class Runtime:
         self.load_speed.note_prefill(num_rows, time.perf_counter() - started)
         return entry, num_rows
 
-    def _guard(self, identity: EntryIdentity) -> Callable[[Transaction], bool]:
-        """Has the entry deleted with its chunk and with every chunk that it was prepared behind.
-
-        It is not stored once one of them is gone.
-        """
-        catalog = Catalog(self.env, identity.namespace)
+    def _traced(self, identity: EntryIdentity) -> tuple[ChunkId, ...]:
+        """The chunks that an entry goes with: its own, and those that it was prepared behind."""
         owner = chunk_id(identity.namespace, self.model.tokenizer.digest, identity.token_ids)
-        traced = (owner, *identity.behind)
+        return (owner, *identity.behind)
+
+    def _guard(
+        self, identity: EntryIdentity, traced: tuple[ChunkId, ...]
+    ) -> Callable[[Transaction], bool]:
+        """Has the entry deleted with each of some chunks; not stored once one of them is gone."""
+        catalog = Catalog(self.env, identity.namespace)
         return lambda txn: catalog.link_entry_in(txn, identity.key(), traced)
 
 

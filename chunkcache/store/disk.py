@@ -19,6 +19,7 @@ from chunkcache.store.entry_format import (
 )
 from chunkcache.store.environment import StoreEnvironment
 from chunkcache.store.records import Record, decode_record, encode_record
+from chunkcache.store.removals import Removals, last_removal, note_removal, removals_since
 from chunkcache.store.tier import MissReason, NonFiniteEntryError, UnownedEntryError
 from chunkcache.store.transaction import Database, Transaction
 
@@ -201,8 +202,13 @@ class DiskTier:
         Raises:
             NonFiniteEntryError: It holds NaN or infinities.
             StoreFullError: There is no room; nothing was kept.
+            StoreReadOnlyError: The store is open for reading alone; the guard had no objection.
             UnownedEntryError: The guard said no.
         """
+        if self._env.read_only and guard is not None:
+            with self._env.read() as txn:
+                if not guard(txn):
+                    raise UnownedEntryError
 
         def body(txn: Transaction) -> bool:
             if guard is not None and not guard(txn):
@@ -224,9 +230,20 @@ class DiskTier:
         wanted = set(keys)
 
         def body(txn: Transaction) -> set[ChunkKey]:
+            note_removal(txn, None, wanted)
             return {key for key in wanted if delete_entry(txn, key)}
 
         return self._env.update(body, frees=True)
+
+    def removals_since(self, number: int) -> Removals:
+        """What any process has removed since a number; 0 is all that is on record."""
+        with self._env.read() as txn:
+            return removals_since(txn, number)
+
+    def last_removal(self) -> int:
+        """Number of the last removal."""
+        with self._env.read() as txn:
+            return last_removal(txn)
 
     def check_integrity(self) -> list[tuple[ChunkKey, MissReason]]:
         """Read every entry and name what is damaged. Changes nothing."""

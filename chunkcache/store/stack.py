@@ -6,22 +6,23 @@ a callable).
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from chunkcache.entry import Entry
-from chunkcache.errors import RequestCancelledError, StoreError, StoreFullError, StoreReadOnlyError
-from chunkcache.identity import ChunkKey, EntryIdentity, ModelDigest, TenantNamespace
+from chunkcache.errors import RequestCancelledError
+from chunkcache.identity import ChunkId, ChunkKey, EntryIdentity, ModelDigest, TenantNamespace
 from chunkcache.store.disk import DiskTier, Guard
 from chunkcache.store.disk_reads import DiskReads
-from chunkcache.store.flight import Flight
+from chunkcache.store.disk_writes import try_put
+from chunkcache.store.flight import Flight, Flights, Prefill, Wanted
 from chunkcache.store.host import HostTier
 from chunkcache.store.lease import Lease, Source
 from chunkcache.store.load_speed import LoadSpeed
+from chunkcache.store.removal_follower import RemovalFollower
 from chunkcache.store.stack_stats import TierStackStats
-from chunkcache.store.tier import MissReason, NonFiniteEntryError, NotStored, UnownedEntryError
+from chunkcache.store.tier import MissReason, NotStored
 
-Prefill = Callable[[], Entry]
 CountedT = TypeVar("CountedT")
 
 
@@ -41,8 +42,10 @@ class TierStack:
         self._disk = disk
         self._reads = DiskReads(disk, host, speed)
         self._lock = threading.Lock()
-        self._flights: dict[ChunkKey, Flight] = {}
-        self._beside: dict[ChunkKey, Flight] = {}
+        self._flights = Flights()
+        self._removals: RemovalFollower | None = None
+        if disk is not None:
+            self._removals = RemovalFollower(disk, self._forget, self._forget_all)
         self._hits: Counter[str] = Counter({"host": 0, "disk": 0})
         self._misses: Counter[MissReason] = Counter()
         self._not_stored: Counter[NotStored] = Counter()
@@ -61,7 +64,7 @@ class TierStack:
         Raises:
             StoreError: The store is closed.
         """
-        return self._acquire(identity, None, None, waits=waits, may_lend=False)
+        return self._acquire(Wanted(identity), waits=waits)
 
     def load_or_prefill(
         self,
@@ -69,6 +72,7 @@ class TierStack:
         prefill: Prefill,
         *,
         guard: Guard | None = None,
+        traced: Sequence[ChunkId] = (),
         waits: bool = True,
         may_lend: bool = False,
     ) -> Lease:
@@ -84,6 +88,8 @@ class TierStack:
             prefill: Computes the entry of exactly that identity.
             guard: Asked in the transaction that would write the entry to disk whether anything
                 still refers to it; the place to record that the entry exists.
+            traced: Chunks that the entry holds a trace of. Where the guard could not have them name
+                it, and RAM keeps it, it goes from there when one of them is removed.
             waits: Wait for another thread that is at the same entry. The one thread on which
                 prefills run must not: that other thread may be waiting for it.
             may_lend: The caller reads the entry and releases it before it asks for anything else.
@@ -96,7 +102,8 @@ class TierStack:
         Raises:
             Exception: Whatever ``prefill`` raised.
         """
-        found = self._acquire(identity, prefill, guard, waits=waits, may_lend=may_lend)
+        wanted = Wanted(identity, prefill, guard, traced, may_lend)
+        found = self._acquire(wanted, waits=waits)
         assert isinstance(found, Lease)
         return found
 
@@ -106,6 +113,7 @@ class TierStack:
 
     def tier_of(self, key: ChunkKey) -> Source | None:
         """The quickest tier that has an entry, if one does; reads none of it."""
+        self.follow_removals()
         if self._host.contains(key):
             return "host"
         return "disk" if self.contains(key) else None
@@ -121,23 +129,24 @@ class TierStack:
         """
         wanted = set(keys)
         with self._lock:
-            for flight in (f for key in wanted for f in self._under_way(key)):
+            for flight in (f for key in wanted for f in self._flights.of(key)):
                 flight.is_dropped = True
         dropped = {key for key in wanted if self._host.discard(key)}
         if self._disk:
             dropped |= self._disk.delete_many(wanted)
         return len(dropped)
 
-    def forget(self, keys: Iterable[ChunkKey]) -> None:
-        """Drop copies in RAM of entries that a catalog transaction has removed from disk.
+    def follow_removals(self) -> None:
+        """Drop from RAM what any process has removed from the store since this was last called.
 
-        The disk is left alone: another document may have stored the same entry again since.
+        Every look-up begins with it; called behind a removal, it frees the memory at once. The disk
+        is left alone: another document may have stored the same entry again since.
+
+        Raises:
+            StoreError: The store is closed, or cannot be read.
         """
-        for key in keys:
-            with self._lock:
-                for flight in self._under_way(key):
-                    flight.is_forgotten = True
-            self._host.discard(key)
+        if self._removals is not None:
+            self._removals.follow()
 
     def forget_model(self, model: ModelDigest) -> int:
         """Drop copies in RAM of what a model computed; the disk is left alone.
@@ -189,6 +198,7 @@ class TierStack:
 
     def stats(self) -> TierStackStats:
         """A snapshot; counts of different tiers may be a few operations apart."""
+        self.follow_removals()
         host, disk = self._host.stats(), self._disk
         disk_bytes, disk_entries = (disk.num_bytes, disk.num_entries) if disk else (0, 0)
         with self._lock:
@@ -220,15 +230,9 @@ class TierStack:
         """Forget everything in RAM. The environment stays open: its opener closes it."""
         self._host.clear()
 
-    def _acquire(
-        self,
-        identity: EntryIdentity,
-        prefill: Prefill | None,
-        guard: Guard | None,
-        *,
-        waits: bool,
-        may_lend: bool,
-    ) -> Lease | MissReason:
+    def _acquire(self, wanted: Wanted, *, waits: bool) -> Lease | MissReason:
+        self.follow_removals()
+        identity = wanted.identity
         key = identity.key()
         with self._lock:
             self._lookups += 1
@@ -240,23 +244,13 @@ class TierStack:
             if found is not MissReason.ABSENT:
                 host_miss = found
             with self._lock:
-                flight = self._flights.get(key)
-                is_leader = flight is None
-                if flight is None:
-                    flight = self._flights[key] = Flight(host_miss)
-                elif not waits:
-                    is_leader = True
-                    assert key not in self._beside, "prefills run on one thread"
-                    flight = self._beside[key] = Flight(host_miss)
+                flight, is_leader = self._flights.join(key, host_miss, waits=waits)
             if is_leader:
-                return self._lead(identity, flight, prefill, guard, may_lend=may_lend)
+                return self._lead(wanted, flight)
             assert flight.owner != threading.get_ident(), "a prefill asked for its own entry"
-            lease = self._follow(identity, flight, prefill)
+            lease = self._follow(identity, flight, wanted.prefill)
             if lease is not None:
                 return lease
-
-    def _under_way(self, key: ChunkKey) -> list[Flight]:
-        return [f for f in (self._flights.get(key), self._beside.get(key)) if f is not None]
 
     def _from_host(self, key: ChunkKey, identity: EntryIdentity) -> Lease | MissReason:
         lease = self._host.get(key)
@@ -269,19 +263,11 @@ class TierStack:
         self._host.discard(key)
         return MissReason.TOKEN_IDS_MISMATCH
 
-    def _lead(
-        self,
-        identity: EntryIdentity,
-        flight: Flight,
-        prefill: Prefill | None,
-        guard: Guard | None,
-        *,
-        may_lend: bool,
-    ) -> Lease | MissReason:
-        key = identity.key()
+    def _lead(self, wanted: Wanted, flight: Flight) -> Lease | MissReason:
+        identity, prefill = wanted.identity, wanted.prefill
         try:
             can_compute = prefill is not None
-            found = self._reads.read(identity, may_prefill=can_compute, may_lend=may_lend)
+            found = self._reads.read(identity, may_prefill=can_compute, may_lend=wanted.may_lend)
             if isinstance(found, Lease):
                 # Not to be shared: others who wait for the key look for themselves.
                 self._count(self._hits, "disk")
@@ -300,7 +286,7 @@ class TierStack:
                 self._prefills += 1
             # What was passed over on disk is there already.
             is_kept = flight.miss is MissReason.SLOWER_THAN_PREFILL
-            warning = None if is_kept else self.keep(entry, guard)
+            warning = None if is_kept else self.keep(entry, wanted.guard, wanted.traced)
             if warning is NotStored.UNOWNED and identity.is_loose:
                 warning = None
             return self._publish(flight, entry, "computed", warning)
@@ -309,9 +295,7 @@ class TierStack:
             raise
         finally:
             with self._lock:
-                for flights in (self._flights, self._beside):
-                    if flights.get(key) is flight:
-                        del flights[key]
+                self._flights.end(identity.key(), flight)
             flight.done.set()
 
     def _publish(
@@ -363,29 +347,39 @@ class TierStack:
         self._count(self._hits, "host")
         return self._host.lease_outside(flight.entry, "host", miss=None, warning=flight.warning)
 
-    def keep(self, entry: Entry, guard: Guard | None) -> NotStored | None:
-        """Write an entry that the disk has not (any more); the guard as in :meth:`load_or_prefill`.
+    def keep(
+        self, entry: Entry, guard: Guard | None, traced: Sequence[ChunkId] = ()
+    ) -> NotStored | None:
+        """Write an entry that the disk has not (any more); arguments as of :meth:`load_or_prefill`.
 
         Returns:
             Why it was not kept, if it was not.
         """
         if self._disk is None:
             return None if entry.is_finite() else NotStored.NON_FINITE
-        try:
-            is_new = self._disk.put(entry, guard)
-        except NonFiniteEntryError:
-            return NotStored.NON_FINITE
-        except UnownedEntryError:
-            return NotStored.UNOWNED
-        except StoreFullError:
-            return NotStored.STORE_FULL
-        except StoreReadOnlyError:
-            return NotStored.READ_ONLY
-        except StoreError:
-            return NotStored.STORE_ERROR
+        assert self._removals is not None
+        # Before the guard is asked: what goes behind its answer finds the note.
+        self._removals.note_unlinked(entry.key, traced)
+        is_new = try_put(self._disk, entry, guard)
+        if isinstance(is_new, NotStored):
+            return is_new
+        self._removals.note_linked(entry.key, traced)
         with self._lock:
             self._stored += is_new
         return None
+
+    def _forget(self, keys: Iterable[ChunkKey]) -> None:
+        for key in keys:
+            with self._lock:
+                for flight in self._flights.of(key):
+                    flight.is_forgotten = True
+            self._host.discard(key)
+
+    def _forget_all(self, namespace: TenantNamespace | None) -> None:
+        with self._lock:
+            for flight in self._flights.all():
+                flight.is_forgotten = True
+        self._host.discard_matching(lambda i: namespace is None or i.namespace == namespace)
 
     def _is_still_wanted(self, key: ChunkKey) -> bool:
         """Undo an admission that came behind the entry's removal: the disk loses it first."""

@@ -110,6 +110,9 @@ class StoreMachine(RuleBasedStateMachine):
         self.disk = DiskTier(self.env)
         self.host = HostTier(HOST_BYTES)
         self.stack = TierStack(self.host, self.disk)
+        # As of another process: nobody tells it what the first one removes.
+        self.other_host = HostTier(HOST_BYTES)
+        self.other = TierStack(self.other_host, DiskTier(self.env))
 
     def shut(self) -> None:
         for lease in self.leases:
@@ -117,6 +120,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.leases = []
         self.stack.check_integrity()
         assert self.stack.stats().leases_open == 0
+        self.other.check_integrity()
+        self.other.close()
         self.stack.close()
         self.env.close()
 
@@ -155,7 +160,7 @@ class StoreMachine(RuleBasedStateMachine):
         result = self.catalog.put(document, entries=entries, now=self.now)
         same = old == (held, document.expires_at)
         assert result.status == ("created" if old is None else "unchanged" if same else "updated")
-        self.stack.forget(result.removed.entry_keys)
+        self.stack.follow_removals()
         self.documents.pop(name, None)  # expired, it took its chunks along before they came anew
         if old is None:
             self.let_go()
@@ -166,7 +171,7 @@ class StoreMachine(RuleBasedStateMachine):
     def delete(self, name: str) -> None:
         result = self.catalog.delete(name)
         assert result.existed == (name in self.live)
-        self.stack.forget(result.removed.entry_keys)
+        self.stack.follow_removals()
         self.documents.pop(name, None)
         self.let_go()
 
@@ -204,6 +209,16 @@ class StoreMachine(RuleBasedStateMachine):
             self.leases.append(lease)
         else:
             lease.release()
+
+    @rule(word=words)
+    def ask_elsewhere(self, word: str) -> None:
+        found = self.other.load(identity_of(word))
+        if isinstance(found, Lease):
+            assert word in self.held
+            assert torch.equal(found.entry.k, entry_of(identity_of(word)).k)
+            found.release()
+        for gone in set(WORDS) - self.held:
+            assert not self.other_host.contains(identity_of(gone).key())
 
     @rule()
     def release(self) -> None:
@@ -248,7 +263,7 @@ class StoreMachine(RuleBasedStateMachine):
         if self.is_damaged:
             self.repair()
         report = collect(self.env, clock=lambda: self.now)
-        self.stack.forget(report.entry_keys)
+        self.stack.follow_removals()
         assert report.expired_documents == len(self.documents) - len(self.live)
         self.documents = self.live
         self.let_go()

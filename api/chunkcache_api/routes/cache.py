@@ -65,7 +65,7 @@ def _collect(cache: ChunkCache, body: CollectRequest) -> Response:
     runtime = cache.runtime
     report = collect(runtime.env, drop_models=body.drop_models, dry_run=body.dry_run)
     if not body.dry_run:
-        runtime.stack.forget(report.entry_keys)
+        runtime.stack.follow_removals()
     fields = asdict(report)
     del fields["entry_keys"]
     return json_response({"object": "chunkcache.cache_gc"} | fields)
