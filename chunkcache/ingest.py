@@ -40,6 +40,7 @@ class PrefillCounts:
         prefilled_tokens: Their tokens.
         prefill_rows: Rows run for them, those of prefixes included.
         refused_chunks: Those whose keys or values were not finite.
+        not_kept_chunks: Those that the budget on disk has no room for; most were not computed.
         without_neighbours: Those that no neighbours stand behind though the preparation wants some.
     """
 
@@ -48,6 +49,7 @@ class PrefillCounts:
     prefilled_tokens: int
     prefill_rows: int
     refused_chunks: int
+    not_kept_chunks: int
     without_neighbours: int
 
 
@@ -80,7 +82,8 @@ class DocumentIngest:
     ) -> IngestResult:
         """Store a document and compute its entries. Errors as in ``ChunkCache.put``."""
         stored = self.store(document_id, text, metadata, text_format, expires_at, file)
-        counts = self.prefill(stored.document)
+        with self.runtime.disk.sparing():
+            counts = self.prefill(stored.document)
         return IngestResult(
             status=stored.status,
             document_id=document_id,
@@ -90,8 +93,9 @@ class DocumentIngest:
             num_chunks=len(stored.document.chunks),
             prefilled_chunks=counts.prefilled_chunks,
             prefilled_tokens=counts.prefilled_tokens,
-            reused_chunks=counts.chunks - counts.prefilled_chunks,
+            reused_chunks=counts.chunks - counts.prefilled_chunks - counts.not_kept_chunks,
             refused_chunks=counts.refused_chunks,
+            not_kept_chunks=counts.not_kept_chunks,
             unprepared_chunks=len(stored.removed.unprepared_chunk_ids),
         )
 
@@ -181,15 +185,20 @@ class DocumentIngest:
         runtime = self.runtime
         distinct = list(dict.fromkeys(c.token_ids for c in document.chunks))
         identities = self.names.identities(distinct, self.system_ids)
-        num_chunks = num_tokens = num_rows = num_refused = 0
+        num_chunks = num_tokens = num_rows = num_refused = num_not_kept = 0
         for identity in identities:
             if runtime.stack.contains(identity.key()):
+                runtime.disk.spare(identity.key())
+                continue
+            if not runtime.disk.would_keep(identity, runtime.entry_bytes(identity)):
+                num_not_kept += 1
                 continue
             rows_run: list[int] = []
             with runtime.ensure_entry(identity, rows_run.append) as lease:
                 warning = lease.warning
             _check_stored(document.document_id, warning)
             num_refused += warning == NotStored.NON_FINITE
+            num_not_kept += warning == NotStored.OVER_BUDGET
             if rows_run:
                 num_chunks += 1
                 num_tokens += len(identity.token_ids)
@@ -201,6 +210,7 @@ class DocumentIngest:
             prefilled_tokens=num_tokens,
             prefill_rows=num_rows,
             refused_chunks=num_refused,
+            not_kept_chunks=num_not_kept,
             without_neighbours=sum(i.preparation != str(runtime.preparation) for i in identities),
         )
 

@@ -6,6 +6,7 @@ place: whatever was planned for a model runs on that model or not at all.
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -16,7 +17,7 @@ from chunkcache.codecs import Codec, codec_by_name
 from chunkcache.engine.constraint import JsonConstraints
 from chunkcache.engine.engine import Engine
 from chunkcache.entry import Entry
-from chunkcache.errors import DrainingError
+from chunkcache.errors import DrainingError, StoreError
 from chunkcache.fusion.plan import FusionLimits
 from chunkcache.fusion.preparation import Preparation
 from chunkcache.fusion.template_entries import TemplateEntries
@@ -39,11 +40,13 @@ from chunkcache.serving_meter import ServingMeter
 from chunkcache.settings import Settings
 from chunkcache.splitting import DocumentSplitter
 from chunkcache.store.disk import DiskTier
+from chunkcache.store.disk_budget import DiskBudget, DiskUses
 from chunkcache.store.environment import StoreEnvironment
 from chunkcache.store.eviction.registry import make_eviction
 from chunkcache.store.host import HostTier
 from chunkcache.store.lease import Lease
 from chunkcache.store.load_speed import Calibration, LoadSpeed
+from chunkcache.store.reports import keep_report, load_report
 from chunkcache.store.stack import TierStack
 from chunkcache.store.tier import MissReason
 from chunkcache.store.transaction import Transaction
@@ -59,6 +62,7 @@ class Runtime:
         settings: What it was opened with.
         model: The loaded model.
         env: The store's environment.
+        disk: Entries on disk.
         stack: Entries in all tiers.
         pool: Pages of the requests in flight.
         engine: The model's thread.
@@ -114,11 +118,13 @@ class Runtime:
                 max_pinned_ratio=settings.max_pinned_ratio,
             )
             self.load_speed = LoadSpeed(calibration)
-            self.stack = TierStack(host, DiskTier(env), self.load_speed)
+            self.disk = DiskTier(env, _disk_budget(settings, env))
+            self.stack = TierStack(host, self.disk, self.load_speed)
             self.meter = ServingMeter()
             self.succession = Succession(self)
         else:
             self.load_speed = predecessor.load_speed
+            self.disk = predecessor.disk
             self.stack = predecessor.stack
             self.meter = predecessor.meter
             self.succession = predecessor.succession
@@ -224,8 +230,26 @@ class Runtime:
         """Finish accepted requests, then close everything, whatever was reloaded; idempotent."""
         with self.succession.closing() as succession:
             succession.current.engine.close()
+            self._keep_disk_uses()
             self.stack.close()
             self.env.close()
+
+    def entry_bytes(self, identity: EntryIdentity) -> int:
+        """Bytes of an entry's keys and values as they are stored."""
+        return len(identity.token_ids) * self._bytes_per_token
+
+    @property
+    def _bytes_per_token(self) -> int:
+        spec = self.model.runner.spec
+        return self.codec.bytes_per_token(spec.num_layers, spec.num_kv_heads, spec.head_dim)
+
+    def _keep_disk_uses(self) -> None:
+        """What goes first from disk after a restart follows from what was used before it."""
+        budget = self.disk.budget
+        if budget is not None:
+            # Without it, what is on disk counts as used once; a store closed before has kept it.
+            with suppress(StoreError):
+                keep_report(self.env, "disk_uses", "", budget.uses())
 
     def __enter__(self) -> "Runtime":
         return self
@@ -290,11 +314,8 @@ class Runtime:
         raise DrainingError("the model was reloaded meanwhile")
 
     def _quota_of_a_tenant(self) -> TenantQuota | None:
-        max_bytes, spec = self.settings.tenant_max_bytes, self.model.runner.spec
-        if max_bytes is None:
-            return None
-        per_token = self.codec.bytes_per_token(spec.num_layers, spec.num_kv_heads, spec.head_dim)
-        return TenantQuota(max_bytes, per_token)
+        max_bytes = self.settings.tenant_max_bytes
+        return None if max_bytes is None else TenantQuota(max_bytes, self._bytes_per_token)
 
     def _load_entry(self, identity: EntryIdentity, may_prefill: bool) -> Lease | MissReason:
         if not may_prefill:
@@ -343,3 +364,11 @@ def _reload_result(old: Runtime, new: Runtime, num_dropped: int) -> ReloadResult
         dropped_entries=num_dropped,
         full_only=new.gate.full_only,
     )
+
+
+def _disk_budget(settings: Settings, env: StoreEnvironment) -> DiskBudget | None:
+    max_bytes = settings.disk_budget_bytes
+    if max_bytes is None:
+        return None
+    eviction = make_eviction(settings.disk_eviction, max_bytes)
+    return DiskBudget(max_bytes, eviction, load_report(env, "disk_uses", "", DiskUses))

@@ -3,7 +3,7 @@
 from chunkcache.entry import Entry
 from chunkcache.errors import StoreError, StoreFullError, StoreReadOnlyError
 from chunkcache.store.disk import DiskTier, Guard
-from chunkcache.store.tier import NonFiniteEntryError, NotStored, UnownedEntryError
+from chunkcache.store.tier import NonFiniteEntryError, NotStored, OverBudgetError, UnownedEntryError
 
 
 def try_put(disk: DiskTier, entry: Entry, guard: Guard | None) -> bool | NotStored:
@@ -14,6 +14,8 @@ def try_put(disk: DiskTier, entry: Entry, guard: Guard | None) -> bool | NotStor
         return NotStored.NON_FINITE
     except UnownedEntryError:
         return NotStored.UNOWNED
+    except OverBudgetError:
+        return NotStored.OVER_BUDGET
     except StoreFullError:
         return NotStored.STORE_FULL
     except StoreReadOnlyError:

@@ -46,6 +46,8 @@ class TierStack:
         self._removals: RemovalFollower | None = None
         if disk is not None:
             self._removals = RemovalFollower(disk, self._forget, self._forget_all)
+            if disk.budget is not None:
+                disk.budget.respect(host.is_held)
         self._hits: Counter[str] = Counter({"host": 0, "disk": 0})
         self._misses: Counter[MissReason] = Counter()
         self._not_stored: Counter[NotStored] = Counter()
@@ -212,6 +214,7 @@ class TierStack:
                 bytes={"host": host.used_bytes, "disk": disk_bytes},
                 entries={"host": host.num_entries, "disk": disk_entries},
                 evictions=host.evictions,
+                disk_evictions=disk.num_evicted if disk else 0,
                 rejections=host.rejections,
                 pinned_bytes=host.pinned_bytes,
                 quarantined=disk.num_quarantined if disk else 0,
@@ -258,6 +261,8 @@ class TierStack:
             return MissReason.ABSENT
         if lease.entry.identity == identity:
             self._count(self._hits, "host")
+            if self._disk is not None:
+                self._disk.record_use(identity, lease.entry.num_bytes)
             return lease
         lease.release()
         self._host.discard(key)

@@ -20,6 +20,7 @@ class TierStackStats:
         bytes: Bytes held, by tier.
         entries: Entries held, by tier.
         evictions: Entries pushed out of the host tier.
+        disk_evictions: Entries that this process has evicted from disk for others.
         rejections: Entries that the host tier did not let in.
         pinned_bytes: Bytes of the host tier's pinned entries.
         quarantined: Damaged entries met on disk.
@@ -35,6 +36,7 @@ class TierStackStats:
     bytes: Mapping[str, int]
     entries: Mapping[str, int]
     evictions: int
+    disk_evictions: int
     rejections: int
     pinned_bytes: int
     quarantined: int

@@ -121,6 +121,12 @@ class Transaction:
         pages = stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
         return pages * stat["psize"]
 
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a page."""
+        with self._call_lock:
+            return self._raw.stat(self._databases[Database.ENTRIES])["psize"]
+
     def live_bytes(self) -> int:
         """Bytes of the pages that all databases occupy."""
         return sum(self.num_bytes(database) for database in Database)
