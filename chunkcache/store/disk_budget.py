@@ -62,6 +62,9 @@ class DiskBudget:
         self._spared: set[ChunkKey] = set()
         self._num_sparing = 0
         self._num_evicted = 0
+        # When a run last heard no: it need not weigh every entry again for each further chunk.
+        self._full_at: tuple[int, int] | None = None
+        self._full_for_bytes = 0
         self._is_held: Callable[[ChunkKey], bool] = lambda key: False
 
     @property
@@ -89,6 +92,7 @@ class DiskBudget:
                 self._num_sparing -= 1
                 if not self._num_sparing:
                     self._spared.clear()
+                    self._full_at = None
 
     def record_use(self, identity: EntryIdentity, num_bytes: int) -> None:
         """Note one use of an entry, wherever it was found."""
@@ -105,6 +109,9 @@ class DiskBudget:
         """Whether an entry would be kept if it were computed; counts as the use that asks for it."""
         candidate = Candidate(identity.key(), num_bytes, identity.num_prefill_rows)
         with self._lock:
+            state = (txn.num_entries(Database.ENTRIES), txn.num_bytes(Database.ENTRIES))
+            if self._num_sparing and state == self._full_at and num_bytes >= self._full_for_bytes:
+                return False
             if candidate.key not in self._asked:
                 self._asked.add(candidate.key)
                 self._record_use(candidate)
@@ -112,12 +119,15 @@ class DiskBudget:
                 self._choose(txn, candidate)
             except OverBudgetError:
                 self._asked.discard(candidate.key)
+                self._full_at, self._full_for_bytes = state, num_bytes
                 return False
             return True
 
     def note_wanted(self, identity: EntryIdentity, num_bytes: int) -> None:
         """An entry was computed and is about to be put, which counts as a use, once."""
         with self._lock:
+            if self._num_sparing:  # before it is on disk, where another thread would find it
+                self._spared.add(identity.key())
             if identity.key() in self._asked:
                 self._asked.discard(identity.key())
             else:
@@ -156,8 +166,6 @@ class DiskBudget:
             for key in victims:
                 self._remove(key)
             self._add(Candidate(identity.key(), num_bytes, identity.num_prefill_rows))
-            if self._num_sparing:
-                self._spared.add(identity.key())
 
     def uses(self) -> DiskUses:
         """What to keep over a restart."""

@@ -29,7 +29,9 @@ from chunkcache.identity import (
     chunk_id,
 )
 from chunkcache.store.disk import DiskTier
+from chunkcache.store.disk_budget import DiskBudget
 from chunkcache.store.environment import StoreEnvironment
+from chunkcache.store.eviction.lru import LruPolicy
 from chunkcache.store.host import HostTier
 from chunkcache.store.lease import Lease
 from chunkcache.store.stack import TierStack
@@ -43,7 +45,7 @@ TOKENIZER = TokenizerDigest(b"t" * 32)
 MODEL = ModelDigest(b"m" * 32)
 BEHIND = "neighbours(1)"
 WORDS = ("alpha", "beta", "gamma", "delta", "omega")
-HOST_BYTES = 5_000
+HOST_BYTES = 80_000
 """Room for about three of the words' entries."""
 
 words_of = st.lists(st.sampled_from(WORDS), min_size=1, max_size=3, unique=True).map(tuple)
@@ -74,7 +76,7 @@ def identity_of(word: str, behind: str | None = None) -> EntryIdentity:
 def entry_of(identity: EntryIdentity) -> Entry:
     """A function of the identity, as a prefill is."""
     generator = torch.Generator().manual_seed(sum(identity.token_ids) + sum(identity.prefix_ids))
-    k = torch.randn((2, len(identity.token_ids), 2, 16), generator=generator).bfloat16()
+    k = torch.randn((2, len(identity.token_ids), 8, 64), generator=generator).bfloat16()
     return Entry(identity, identity.key(), k=k, v=-k)
 
 
@@ -90,6 +92,8 @@ class StoreMachine(RuleBasedStateMachine):
     """The store and the model of it."""
 
     num_steps = 0
+    num_evicted = 0
+    budget_bytes: int | None = None
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,7 +111,10 @@ class StoreMachine(RuleBasedStateMachine):
         self.path = path
         self.env = StoreEnvironment.open(path, max_bytes=1 << 30)
         self.catalog = Catalog(self.env, NAMESPACE, lambda: self.now)
-        self.disk = DiskTier(self.env)
+        budget = None
+        if self.budget_bytes is not None:
+            budget = DiskBudget(self.budget_bytes, LruPolicy())
+        self.disk = DiskTier(self.env, budget)
         self.host = HostTier(HOST_BYTES)
         self.stack = TierStack(self.host, self.disk)
         # As of another process: nobody tells it what the first one removes.
@@ -197,14 +204,25 @@ class StoreMachine(RuleBasedStateMachine):
     def look_up(self, identity: EntryIdentity, keeps: bool, *, is_owned: bool) -> None:
         expected = entry_of(identity)
         traced = (chunk_of("".join(map(chr, identity.token_ids))), *identity.behind)
+        num_evicted = self.disk.num_evicted
         lease = self.stack.load_or_prefill(
             identity,
             lambda: entry_of(identity),
             guard=lambda txn: self.catalog.link_entry_in(txn, identity.key(), traced),
+            traced=traced,
         )
         assert torch.equal(lease.entry.k, expected.k)
         assert torch.equal(lease.entry.v, expected.v)
-        assert lease.warning == (None if is_owned else NotStored.UNOWNED)
+        if lease.warning is NotStored.OVER_BUDGET:
+            assert is_owned
+            assert self.budget_bytes is not None
+        else:
+            assert lease.warning == (None if is_owned else NotStored.UNOWNED)
+        if self.disk.num_evicted > num_evicted:
+            assert self.budget_bytes is not None
+            assert self.disk.num_bytes <= self.budget_bytes
+            StoreMachine.num_evicted += 1
+            self.is_damaged = True  # names of what went stay, and are waste
         if keeps:
             self.leases.append(lease)
         else:
@@ -349,11 +367,23 @@ class StoreMachine(RuleBasedStateMachine):
         assert {f.fault.value for f in findings} <= {"damaged_entry", "dangling_link"}
 
 
-def run(num_examples: int, num_steps: int) -> int:
+class BudgetMachine(StoreMachine):
+    """The same with a budget on disk that holds a few entries."""
+
+    budget_bytes = 81_920
+
+    @rule(name=names, held=words_of)
+    def fill(self, name: str, held: tuple[str, ...]) -> None:
+        self.put(name, held, None, False)
+        for word in held:
+            self.ask(word, False)
+
+
+def run(num_examples: int, num_steps: int, machine: type[StoreMachine] = StoreMachine) -> int:
     """Run so many lives of at most so many steps; says how many steps there were."""
-    StoreMachine.num_steps = 0
+    StoreMachine.num_steps = StoreMachine.num_evicted = 0
     run_state_machine_as_test(
-        StoreMachine,
+        machine,
         settings=settings(
             max_examples=num_examples,
             stateful_step_count=num_steps,
@@ -368,6 +398,11 @@ def run(num_examples: int, num_steps: int) -> int:
 
 def test_a_short_life() -> None:
     assert run(12, 50) > 200
+
+
+def test_a_short_life_within_a_budget() -> None:
+    assert run(12, 50, BudgetMachine) > 150
+    assert StoreMachine.num_evicted > 0
 
 
 @pytest.mark.slow
