@@ -15,6 +15,7 @@ from chunkcache.errors import StoreFormatError
 from chunkcache.identity import DIGEST_BYTES, ChunkId, ChunkKey, TenantNamespace
 from chunkcache.store.disk import delete_entry
 from chunkcache.store.records import decoded, encode_record
+from chunkcache.store.removals import note_removal
 from chunkcache.store.transaction import Database, Transaction
 
 
@@ -66,6 +67,7 @@ class ChunkRecords:
             removed_ids.append(chunk_id)
             removed_keys |= keys
             unprepared_ids |= prepared
+        note_removal(txn, self._namespace, removed_keys, removed_ids)
         return Removed(
             chunk_ids=tuple(removed_ids),
             entry_keys=tuple(sorted(removed_keys)),
@@ -76,11 +78,14 @@ class ChunkRecords:
         """Have an entry removed with any of some chunks.
 
         Returns:
-            ``False``, and nothing is linked, if no document holds one of them any more.
+            ``False``, and nothing is linked, if no document holds one of them any more. A transaction
+            that only reads says the same, and links nothing.
         """
         records = {chunk_id: self._get(txn, chunk_id) for chunk_id in chunk_ids}
         if None in records.values():
             return False
+        if txn.is_read_only:
+            return True
         for chunk_id, record in records.items():
             if record is not None and key not in record.entry_keys:
                 entry_keys = tuple(sorted((*record.entry_keys, key)))

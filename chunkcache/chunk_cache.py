@@ -162,7 +162,7 @@ class ChunkCache:
         """
         result = self.catalog.delete(document_id)
         removed = result.removed
-        self.runtime.forget(removed.entry_keys)
+        self.runtime.follow_removals()
         if not result.existed:
             raise DocumentNotFoundError(
                 f"there is no document {document_id!r}", param="document_id"

@@ -5,7 +5,7 @@ already. Knows neither corpora nor how neighbours are found.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -42,6 +42,7 @@ class PrefillCounts:
         prefilled_tokens: Their tokens.
         prefill_rows: Rows run for them, those of prefixes included.
         refused_chunks: Those whose keys or values were not finite.
+        not_kept_chunks: Those that the budget on disk has no room for; most were not computed.
         without_neighbours: Those that no neighbours stand behind though the preparation wants some.
     """
 
@@ -50,6 +51,7 @@ class PrefillCounts:
     prefilled_tokens: int
     prefill_rows: int
     refused_chunks: int
+    not_kept_chunks: int
     without_neighbours: int
 
 
@@ -82,7 +84,8 @@ class DocumentIngest:
     ) -> IngestResult:
         """Store a document and compute its entries. Errors as in ``ChunkCache.put``."""
         stored = self.store(document_id, text, metadata, text_format, expires_at, file)
-        counts = self.prefill(stored.document)
+        with self.runtime.disk.sparing():
+            counts = self.prefill(stored.document)
         return IngestResult(
             status=stored.status,
             document_id=document_id,
@@ -92,8 +95,9 @@ class DocumentIngest:
             num_chunks=len(stored.document.chunks),
             prefilled_chunks=counts.prefilled_chunks,
             prefilled_tokens=counts.prefilled_tokens,
-            reused_chunks=counts.chunks - counts.prefilled_chunks,
+            reused_chunks=counts.chunks - counts.prefilled_chunks - counts.not_kept_chunks,
             refused_chunks=counts.refused_chunks,
+            not_kept_chunks=counts.not_kept_chunks,
             unprepared_chunks=len(stored.removed.unprepared_chunk_ids),
         )
 
@@ -123,7 +127,7 @@ class DocumentIngest:
             file=file,
         )
         stored = self.catalog.put(document, now=time.time())
-        runtime.forget(stored.removed.entry_keys)
+        runtime.follow_removals()
         return stored
 
     def store_again(self, document_id: str) -> PutResult:
@@ -189,12 +193,23 @@ class DocumentIngest:
         runtime = self.runtime
         distinct = list(dict.fromkeys(c.token_ids for c in document.chunks))
         identities = self.names.identities(distinct, self.system_ids)
-        num_chunks = num_tokens = num_rows = num_refused = 0
-        missing = (i for i in identities if not runtime.stack.contains(i.key()))
-        with closing(runtime.window.each(missing, self._ensure)) as each:
+        num_chunks = num_tokens = num_rows = num_refused = num_not_kept = 0
+
+        def missing() -> Iterator[EntryIdentity]:
+            nonlocal num_not_kept
+            for identity in identities:
+                if runtime.stack.contains(identity.key()):
+                    runtime.disk.spare(identity.key())
+                elif runtime.disk.would_keep(identity, runtime.entry_bytes(identity)):
+                    yield identity
+                else:
+                    num_not_kept += 1
+
+        with closing(runtime.window.each(missing(), self._ensure)) as each:
             for ensured in each:
                 _check_stored(document.document_id, ensured.warning)
                 num_refused += ensured.warning == NotStored.NON_FINITE
+                num_not_kept += ensured.warning == NotStored.OVER_BUDGET
                 if ensured.num_rows:
                     num_chunks += 1
                     num_tokens += ensured.num_tokens
@@ -206,6 +221,7 @@ class DocumentIngest:
             prefilled_tokens=num_tokens,
             prefill_rows=num_rows,
             refused_chunks=num_refused,
+            not_kept_chunks=num_not_kept,
             without_neighbours=sum(i.preparation != str(runtime.preparation) for i in identities),
         )
 

@@ -250,7 +250,7 @@ class PromptPlanner:
         if runtime.env.read_only:
             return cut
         stored = self._catalog.put(cut, now=time.time())
-        runtime.forget(stored.removed.entry_keys)
+        runtime.follow_removals()
         return stored.document
 
 

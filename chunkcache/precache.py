@@ -149,6 +149,7 @@ class PrecacheRun:
         self._num_chunks = self._num_tokens = 0
         self._prefilled_chunks = self._prefilled_tokens = self._prefill_rows = 0
         self._prepared_chunks = self._chunks_to_prepare = self._without_neighbours = 0
+        self._not_kept = 0
         self._started = time.perf_counter()
 
     def run(self, items: Iterable[Item]) -> PrecacheSummary:
@@ -197,7 +198,10 @@ class PrecacheRun:
     def _do_each(self, jobs: Iterable[_Job]) -> bool:
         """Do jobs on workers' threads; False if the run was stopped before the last."""
         in_flight, is_whole = _InFlight(), True
-        with ThreadPoolExecutor(NUM_DOCUMENTS_IN_FLIGHT, thread_name_prefix="precache") as pool:
+        with (
+            self._ingest.runtime.disk.sparing(),
+            ThreadPoolExecutor(NUM_DOCUMENTS_IN_FLIGHT, thread_name_prefix="precache") as pool,
+        ):
             for job in jobs:
                 if self._should_stop():
                     is_whole = False
@@ -258,6 +262,7 @@ class PrecacheRun:
         with self._lock:
             self._prepared_chunks += len(document.chunks) - counts.prefilled_chunks
             self._without_neighbours += counts.without_neighbours
+            self._not_kept += counts.not_kept_chunks
 
     def _documents(self, document_ids: Collection[str] | None) -> dict[str, int]:
         """Documents to prepare, with their chunks."""
@@ -316,6 +321,7 @@ class PrecacheRun:
             prefill_rows=self._prefill_rows,
             prefill_rows_per_token=self._prefill_rows / max(self._prefilled_tokens, 1),
             without_neighbours=self._without_neighbours,
+            not_kept_chunks=self._not_kept,
             seconds=time.perf_counter() - self._started,
             tokens_per_second=self._rate(),
             failures=tuple(self._failures),

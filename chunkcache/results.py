@@ -262,6 +262,8 @@ class IngestResult:
             in place when they are asked for.
         unprepared_chunks: Chunks of other documents that had been prepared behind a chunk which
             is gone now: the next pre-caching run prepares them anew.
+        not_kept_chunks: Chunks that the budget on disk has no room for; they are computed when
+            they are asked for.
     """
 
     status: Literal["created", "updated", "unchanged"]
@@ -275,6 +277,7 @@ class IngestResult:
     reused_chunks: int
     refused_chunks: int = 0
     unprepared_chunks: int = 0
+    not_kept_chunks: int = 0
 
 
 @dataclass(frozen=True)
@@ -345,6 +348,8 @@ class PrecacheSummary:
         tokens_per_second: ``prefilled_tokens`` over ``seconds``.
         failures: Items that could not be cached.
         interrupted: Whether the run was stopped before its end.
+        not_kept_chunks: Chunks that the budget on disk has no room for beside what this run has
+            stored and what is worth more; they are computed when they are asked for.
     """
 
     documents: int
@@ -362,6 +367,7 @@ class PrecacheSummary:
     tokens_per_second: float
     failures: tuple[ItemFailure, ...] = field(default=())
     interrupted: bool = False
+    not_kept_chunks: int = 0
 
 
 def _rounded(values: dict[str, Any], digits: int = 6) -> dict[str, Any]:

@@ -5,7 +5,7 @@ place: whatever was planned for a model runs on that model or not at all.
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
@@ -13,6 +13,7 @@ from chunkcache.background_verification import BackgroundVerifier
 from chunkcache.calibration import stored_calibration
 from chunkcache.catalog import Catalog
 from chunkcache.codecs import Codec, codec_by_name
+from chunkcache.disk_uses import keep_disk_uses, open_disk_budget
 from chunkcache.engine.constraint import JsonConstraints
 from chunkcache.engine.engine import Engine
 from chunkcache.engine.kept_pages import KeptPages
@@ -23,7 +24,7 @@ from chunkcache.errors import DrainingError
 from chunkcache.fusion.plan import FusionLimits
 from chunkcache.fusion.preparation import Preparation
 from chunkcache.fusion.template_entries import TemplateEntries
-from chunkcache.identity import ChunkKey, EntryIdentity, TenantNamespace, chunk_id, tenant_namespace
+from chunkcache.identity import ChunkId, EntryIdentity, TenantNamespace, chunk_id, tenant_namespace
 from chunkcache.model.gate import GateReport
 from chunkcache.model.loading import LoadedModel
 from chunkcache.model.prefill import IsolatedPrefill
@@ -53,7 +54,7 @@ from chunkcache.store.remote.remote_cache import RemoteCache
 from chunkcache.store.stack import TierStack
 from chunkcache.store.tier import MissReason
 from chunkcache.store.transaction import Transaction
-from chunkcache.succession import Succession
+from chunkcache.succession import Succession, reload_result
 
 Progress = Callable[[str], None]
 
@@ -65,6 +66,7 @@ class Runtime:
         settings: What it was opened with.
         model: The loaded model.
         env: The store's environment.
+        disk: Entries on disk.
         stack: Entries in all tiers.
         remote: The remote tier, if there is one.
         pool: Pages of the requests in flight.
@@ -127,7 +129,8 @@ class Runtime:
             )
             self.load_speed = LoadSpeed(calibration)
             self.remote = remote
-            self.stack = TierStack(host, DiskTier(env), self.load_speed, remote)
+            self.disk = DiskTier(env, open_disk_budget(settings, env))
+            self.stack = TierStack(host, self.disk, self.load_speed, remote)
             if remote is not None:
                 remote.start(self.load_speed)
             self.meter = ServingMeter()
@@ -135,6 +138,7 @@ class Runtime:
         else:
             self.load_speed = predecessor.load_speed
             self.remote = predecessor.remote
+            self.disk = predecessor.disk
             self.stack = predecessor.stack
             self.meter = predecessor.meter
             self.succession = predecessor.succession
@@ -237,7 +241,7 @@ class Runtime:
             with second_model():
                 model = load_successor(old.model, settings, progress)
                 if model is None:
-                    return _reload_result(old, old, 0)
+                    return reload_result(old, old, 0)
                 check_prefix_fits(model, self.preparation, settings)
                 gate = pass_gate(model, env, progress)
                 codec = codec_by_name(settings.codec, model.runner.dtype)
@@ -250,15 +254,25 @@ class Runtime:
             # What it was answering until now may have brought entries back.
             old.stack.forget_model(old.model.runner.digest)
             succession.tell_followers()
-            return _reload_result(old, new, num_dropped)
+            return reload_result(old, new, num_dropped)
 
     def close(self) -> None:
         """Finish accepted requests, then close everything, whatever was reloaded; idempotent."""
         with self.succession.closing() as succession:
             succession.current.engine.close()
             succession.current.window.close()
+            keep_disk_uses(self.disk.budget, self.env)
             self.stack.close()
             self.env.close()
+
+    def entry_bytes(self, identity: EntryIdentity) -> int:
+        """Bytes of an entry's keys and values as they are stored."""
+        return len(identity.token_ids) * self._bytes_per_token
+
+    @property
+    def _bytes_per_token(self) -> int:
+        spec = self.model.runner.spec
+        return self.codec.bytes_per_token(spec.num_layers, spec.num_kv_heads, spec.head_dim)
 
     def __enter__(self) -> "Runtime":
         return self
@@ -294,11 +308,12 @@ class Runtime:
             return prefilled.entry
 
         assert identity.model == self.model.runner.digest, "an entry of another model"
-        guard = self._guard(identity)
-        lease = self.stack.load_or_prefill(identity, prefill, guard=guard)
+        traced = self._traced(identity)
+        guard = self._guard(identity, traced)
+        lease = self.stack.load_or_prefill(identity, prefill, guard=guard, traced=traced)
         if lease.source == "host" and not self.stack.contains(identity.key()):
             # Another document's removal took it from disk a moment ago.
-            lease.warning = self.stack.keep(lease.entry, guard)
+            lease.warning = self.stack.keep(lease.entry, guard, traced)
         try:
             self.check_current()
         except DrainingError:
@@ -306,9 +321,9 @@ class Runtime:
             raise
         return lease
 
-    def forget(self, keys: Iterable[ChunkKey]) -> None:
+    def follow_removals(self) -> None:
         """Drop from memory what has gone from disk: entries, and prompts with chunks that are gone."""
-        self.stack.forget(keys)
+        self.stack.follow_removals()
         self.kept.drop_gone()
 
     def check_current(self) -> None:
@@ -328,19 +343,19 @@ class Runtime:
         raise DrainingError("the model was reloaded meanwhile")
 
     def _quota_of_a_tenant(self) -> TenantQuota | None:
-        max_bytes, spec = self.settings.tenant_max_bytes, self.model.runner.spec
-        if max_bytes is None:
-            return None
-        per_token = self.codec.bytes_per_token(spec.num_layers, spec.num_kv_heads, spec.head_dim)
-        return TenantQuota(max_bytes, per_token)
+        max_bytes = self.settings.tenant_max_bytes
+        return None if max_bytes is None else TenantQuota(max_bytes, self._bytes_per_token)
 
     def _load_entry(self, identity: EntryIdentity, may_prefill: bool) -> Lease | MissReason:
+        traced = self._traced(identity)
+        guard = self._guard(identity, traced)
         if not may_prefill:
-            return self.stack.load(identity, guard=self._guard(identity), waits=False)
+            return self.stack.load(identity, guard=guard, traced=traced, waits=False)
         return self.stack.load_or_prefill(
             identity,
             lambda: self._compute(identity),
-            guard=self._guard(identity),
+            guard=guard,
+            traced=traced,
             waits=False,
             may_lend=True,  # a fusion that prefills what is missing places each entry at once
         )
@@ -357,24 +372,14 @@ class Runtime:
         )
         return entry
 
-    def _guard(self, identity: EntryIdentity) -> Callable[[Transaction], bool]:
-        """Has the entry deleted with its chunk and with every chunk that it was prepared behind.
-
-        It is not stored once one of them is gone.
-        """
-        catalog = Catalog(self.env, identity.namespace)
+    def _traced(self, identity: EntryIdentity) -> tuple[ChunkId, ...]:
+        """The chunks that an entry goes with: its own, and those that it was prepared behind."""
         owner = chunk_id(identity.namespace, self.model.tokenizer.digest, identity.token_ids)
-        traced = (owner, *identity.behind)
+        return (owner, *identity.behind)
+
+    def _guard(
+        self, identity: EntryIdentity, traced: tuple[ChunkId, ...]
+    ) -> Callable[[Transaction], bool]:
+        """Has the entry deleted with each of some chunks; not stored once one of them is gone."""
+        catalog = Catalog(self.env, identity.namespace)
         return lambda txn: catalog.link_entry_in(txn, identity.key(), traced)
-
-
-def _reload_result(old: Runtime, new: Runtime, num_dropped: int) -> ReloadResult:
-    runner = new.model.runner
-    return ReloadResult(
-        changed=new is not old,
-        model=runner.name,
-        digest=runner.digest.hex(),
-        previous_digest=old.model.runner.digest.hex(),
-        dropped_entries=num_dropped,
-        full_only=new.gate.full_only,
-    )

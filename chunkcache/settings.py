@@ -68,6 +68,11 @@ class Settings(BaseSettings):
     """Directory for what can be made again: converted models, remembered digests."""
     store_max_bytes: int = Field(default=64 << 30, ge=16 << 20)
     """Size in bytes that the store's data file may grow to."""
+    disk_budget_bytes: int | None = Field(default=None, ge=0)
+    """Bytes on disk that the keys and values of all chunks may take; beyond it the least valuable
+    go. Documents always stay. None is no budget."""
+    disk_eviction: Literal["value", "lru", "s3fifo"] = "value"
+    """What leaves the disk where there is a budget; names as of ``host_eviction``."""
     read_only: bool = False
     """Open the store for reading alone: documents cannot be changed, what misses is not stored."""
     host_tier_bytes: int = Field(default=1 << 30, ge=0)

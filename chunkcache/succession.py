@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from chunkcache.errors import DrainingError, ReloadInProgressError
+from chunkcache.results import ReloadResult
 
 if TYPE_CHECKING:
     from chunkcache.runtime import Runtime
@@ -70,3 +71,16 @@ class Succession:
         with self._lock:
             self._is_closed = True
             yield self
+
+
+def reload_result(old: "Runtime", new: "Runtime", num_dropped: int) -> ReloadResult:
+    """What a reload came to; ``num_dropped`` entries of the old model went from RAM."""
+    runner = new.model.runner
+    return ReloadResult(
+        changed=new is not old,
+        model=runner.name,
+        digest=runner.digest.hex(),
+        previous_digest=old.model.runner.digest.hex(),
+        dropped_entries=num_dropped,
+        full_only=new.gate.full_only,
+    )

@@ -17,7 +17,11 @@ def cache_stats_body(service: Service) -> dict[str, Any]:
     """Figures of all tenants since the start, and the service's tenant's documents of now."""
     runtime = service.cache.runtime
     tiers, served = runtime.stack.stats(), runtime.meter.stats()
-    capacity = {"host": runtime.settings.host_tier_bytes, "disk": runtime.env.max_bytes}
+    budget = runtime.disk.budget
+    capacity = {
+        "host": runtime.settings.host_tier_bytes,
+        "disk": budget.max_bytes if budget else runtime.env.max_bytes,
+    }
     prompt_tokens = sum(served.prompt_tokens.values())
     saved_tokens = served.exact_prefix_tokens + served.fused_tokens
     fidelity = stored_fidelity(runtime)
@@ -41,6 +45,7 @@ def cache_stats_body(service: Service) -> dict[str, Any]:
         "pinned_bytes": tiers.pinned_bytes,
         "prefills": tiers.prefills,
         "evictions": tiers.evictions,
+        "disk_evictions": tiers.disk_evictions,
         "quarantined": tiers.quarantined,
         "requests": dict(served.outcomes),
         "fallbacks": dict(served.fallbacks),

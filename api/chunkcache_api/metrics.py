@@ -175,7 +175,7 @@ def _tiers(stack: TierStack) -> Iterator[Metric]:
         "chunkcache_evictions",
         "Entries pushed out of a tier by others.",
         "tier",
-        {"host": stats.evictions},
+        {"host": stats.evictions, "disk": stats.disk_evictions},
     )
     yield _counters(
         "chunkcache_admission_refusals",

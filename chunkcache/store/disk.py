@@ -3,13 +3,14 @@
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from chunkcache.entry import Entry
 from chunkcache.errors import StoreFormatError, StoreFullError
 from chunkcache.identity import ChunkKey, EntryIdentity
+from chunkcache.store.disk_budget import DiskBudget
 from chunkcache.store.entry_format import (
     DamagedEntryError,
     check_entry,
@@ -20,6 +21,7 @@ from chunkcache.store.entry_format import (
 from chunkcache.store.environment import StoreEnvironment
 from chunkcache.store.records import Record, decode_record, encode_record
 from chunkcache.store.remote.outbox import owe_removal, owe_sending
+from chunkcache.store.removals import Removals, last_removal, note_removal, removals_since
 from chunkcache.store.tier import MissReason, NonFiniteEntryError, UnownedEntryError
 from chunkcache.store.transaction import Database, Transaction
 
@@ -116,12 +118,21 @@ def quarantine_entry(txn: Transaction, key: bytes, value: memoryview, reason: Mi
 
 
 class DiskTier:
-    """Entries in a store's environment; satisfies :class:`chunkcache.store.tier.Tier`."""
+    """Entries in a store's environment; satisfies :class:`chunkcache.store.tier.Tier`.
+
+    Args:
+        env: The store.
+        budget: Evicts entries so that all of them stay within it; None lets them fill the store.
+
+    Attributes:
+        budget: As given.
+    """
 
     name = "disk"
 
-    def __init__(self, env: StoreEnvironment) -> None:
+    def __init__(self, env: StoreEnvironment, budget: DiskBudget | None = None) -> None:
         self._env = env
+        self.budget = budget
         self._lock = threading.Lock()
         self._quarantined: Counter[MissReason] = Counter()
         self._num_left_in_place = 0
@@ -137,6 +148,11 @@ class DiskTier:
         """Bytes of the pages that live entries occupy."""
         with self._env.read() as txn:
             return txn.num_bytes(Database.ENTRIES)
+
+    @property
+    def num_evicted(self) -> int:
+        """Entries that this object has evicted."""
+        return self.budget.num_evicted if self.budget else 0
 
     @property
     def num_quarantined(self) -> int:
@@ -213,20 +229,63 @@ class DiskTier:
 
         Raises:
             NonFiniteEntryError: It holds NaN or infinities.
+            OverBudgetError: The budget has no room for it; nothing was kept.
             StoreFullError: There is no room; nothing was kept.
+            StoreReadOnlyError: The store is open for reading alone; the guard had no objection.
             UnownedEntryError: The guard said no.
         """
+        if self._env.read_only and guard is not None:
+            with self._env.read() as txn:
+                if not guard(txn):
+                    raise UnownedEntryError
 
-        def body(txn: Transaction) -> bool:
+        def body(txn: Transaction) -> tuple[bool, list[ChunkKey]]:
             if guard is not None and not guard(txn):
                 raise UnownedEntryError
-            return put_entry(txn, entry, is_from_remote=is_from_remote)
+            if budget is None:
+                return put_entry(txn, entry, is_from_remote=is_from_remote), []
+            victims = budget.make_room(txn, entry.identity, num_bytes)
+            is_new = put_entry(txn, entry, is_from_remote=is_from_remote)
+            budget.check(txn)
+            return is_new, victims
 
-        return self._env.update(body)
+        budget, num_bytes = self.budget, entry.num_bytes
+        if budget is not None:
+            budget.note_wanted(entry.identity, num_bytes)
+        is_new, victims = self._env.update(body)
+        if budget is not None:
+            budget.note_stored(entry.identity, num_bytes, victims)
+        return is_new
 
     def put_in(self, txn: Transaction, entry: Entry) -> bool:
-        """As :meth:`put`, inside a transaction of the same store."""
+        """As :meth:`put`, inside a transaction of the same store, whatever the budget."""
         return put_entry(txn, entry)
+
+    def would_keep(self, identity: EntryIdentity, num_bytes: int) -> bool:
+        """Whether an entry of that size would be kept; counts as the use that asks for it."""
+        if self.budget is None:
+            return True
+        with self._env.read() as txn:
+            return self.budget.would_keep(txn, identity, num_bytes)
+
+    @contextmanager
+    def sparing(self) -> Iterator[None]:
+        """What is stored inside, or named by :meth:`spare`, is not evicted before the end."""
+        if self.budget is None:
+            yield
+            return
+        with self.budget.sparing():
+            yield
+
+    def spare(self, key: ChunkKey) -> None:
+        """Keep an entry that is there from eviction until the end of :meth:`sparing`."""
+        if self.budget is not None:
+            self.budget.spare(key)
+
+    def record_use(self, identity: EntryIdentity, num_bytes: int) -> None:
+        """Note a use of an entry that a quicker tier had."""
+        if self.budget is not None:
+            self.budget.record_use(identity, num_bytes)
 
     def delete(self, key: ChunkKey) -> bool:
         """Remove an entry; says whether there was one."""
@@ -237,9 +296,20 @@ class DiskTier:
         wanted = set(keys)
 
         def body(txn: Transaction) -> set[ChunkKey]:
+            note_removal(txn, None, wanted)
             return {key for key in wanted if delete_entry(txn, key)}
 
         return self._env.update(body, frees=True)
+
+    def removals_since(self, number: int) -> Removals:
+        """What any process has removed since a number; 0 is all that is on record."""
+        with self._env.read() as txn:
+            return removals_since(txn, number)
+
+    def last_removal(self) -> int:
+        """Number of the last removal."""
+        with self._env.read() as txn:
+            return last_removal(txn)
 
     def check_integrity(self) -> list[tuple[ChunkKey, MissReason]]:
         """Read every entry and name what is damaged. Changes nothing."""

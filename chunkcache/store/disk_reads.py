@@ -56,9 +56,10 @@ class DiskReads:
         found = self._disk.lend(identity) if lends else self._disk.get(identity)
         if isinstance(found, MissReason):
             return found
+        entry = found.entry if isinstance(found, Loan) else found
+        self._disk.record_use(identity, entry.num_bytes)
         if self._speed is not None:
-            num_bytes = (found.entry if isinstance(found, Loan) else found).num_bytes
-            self._speed.note_load(num_bytes, time.perf_counter() - started)
+            self._speed.note_load(entry.num_bytes, time.perf_counter() - started)
         return self._lease(found) if isinstance(found, Loan) else found
 
     def _lease(self, loan: Loan) -> Lease:

@@ -3,7 +3,7 @@
 from chunkcache.entry import Entry
 from chunkcache.errors import StoreError, StoreFullError, StoreReadOnlyError
 from chunkcache.store.disk import DiskTier, Guard
-from chunkcache.store.tier import NonFiniteEntryError, NotStored, UnownedEntryError
+from chunkcache.store.tier import NonFiniteEntryError, NotStored, OverBudgetError, UnownedEntryError
 
 
 def keep_on_disk(
@@ -28,6 +28,8 @@ def keep_on_disk(
         return NotStored.NON_FINITE
     except UnownedEntryError:
         return NotStored.UNOWNED
+    except OverBudgetError:
+        return NotStored.OVER_BUDGET
     except StoreFullError:
         return NotStored.STORE_FULL
     except StoreReadOnlyError:

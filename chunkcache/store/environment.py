@@ -179,7 +179,9 @@ class StoreEnvironment:
         env = self._lmdb()
         try:
             for database in Database:
-                self._databases[database] = env.open_db(database.value.encode(), create=False)
+                # The manifest comes first: in what has none, nothing is made.
+                may_create = database is not Database.MANIFEST and not self.read_only
+                self._databases[database] = env.open_db(database.value.encode(), create=may_create)
         except lmdb.NotFoundError as error:
             raise StoreFormatError(f"{self.path} holds no chunkcache store") from error
         with env.begin() as txn:
@@ -317,7 +319,7 @@ class StoreEnvironment:
         raw, receipt = self._begin(write=write)
         try:
             try:
-                yield Transaction(raw, self._databases, self._call_lock)
+                yield Transaction(raw, self._databases, self._call_lock, is_read_only=not write)
             except BaseException:
                 with self._call_lock:
                     raw.abort()

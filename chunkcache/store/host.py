@@ -144,6 +144,12 @@ class HostTier:
         with self._lock:
             return key in self._residents
 
+    def is_held(self, key: ChunkKey) -> bool:
+        """Whether an entry is leased or pinned now."""
+        with self._lock:
+            resident = self._residents.get(key)
+            return resident is not None and (resident.num_leases > 0 or key in self._pins)
+
     def pin(self, entry: Entry, ttl_s: float) -> None:
         """Keep an entry from eviction for a time, admitting it if need be.
 

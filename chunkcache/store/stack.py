@@ -5,25 +5,22 @@ a callable).
 """
 
 import threading
-from collections.abc import Callable, Iterable
-from typing import Final
+from collections.abc import Iterable, Sequence
 
 from chunkcache.entry import Entry
 from chunkcache.errors import RequestCancelledError
-from chunkcache.identity import ChunkKey, EntryIdentity, ModelDigest, TenantNamespace
+from chunkcache.identity import ChunkId, ChunkKey, EntryIdentity, ModelDigest, TenantNamespace
 from chunkcache.store.disk import DiskTier, Guard
 from chunkcache.store.disk_reads import DiskReads
 from chunkcache.store.disk_writes import keep_on_disk
-from chunkcache.store.flight import Flight
+from chunkcache.store.flight import Flight, Flights, Prefill, Wanted
 from chunkcache.store.host import HostTier
 from chunkcache.store.lease import Lease, Source
 from chunkcache.store.load_speed import LoadSpeed
 from chunkcache.store.remote.remote_cache import RemoteCache
+from chunkcache.store.removal_follower import RemovalFollower
 from chunkcache.store.stack_stats import StackCounts, TierStackStats
 from chunkcache.store.tier import MissReason, NotStored
-
-REMOTE_CLOSE_S: Final = 10.0
-Prefill = Callable[[], Entry]
 
 
 class TierStack:
@@ -47,14 +44,24 @@ class TierStack:
         self._host = host
         self._disk = disk
         self._remote = remote
+        self._wake_remote = (lambda: None) if remote is None else remote.wake
         self._reads = DiskReads(disk, host, speed)
         self._lock = threading.Lock()
-        self._flights: dict[ChunkKey, Flight] = {}
-        self._beside: dict[ChunkKey, Flight] = {}
         self._counts = StackCounts(("host", "disk", "remote") if remote else ("host", "disk"))
+        self._flights = Flights()
+        self._removals: RemovalFollower | None = None
+        if disk is not None:
+            self._removals = RemovalFollower(disk, self._forget, self._forget_all)
+            if disk.budget is not None:
+                disk.budget.respect(host.is_held)
 
     def load(
-        self, identity: EntryIdentity, *, guard: Guard | None = None, waits: bool = True
+        self,
+        identity: EntryIdentity,
+        *,
+        guard: Guard | None = None,
+        traced: Sequence[ChunkId] = (),
+        waits: bool = True,
     ) -> Lease | MissReason:
         """Find an entry in the tiers.
 
@@ -62,7 +69,8 @@ class TierStack:
             identity: What is wanted.
             guard: As in :meth:`load_or_prefill`, for what the remote has and the disk has not;
                 without one that is not kept.
-            waits: As in :meth:`load_or_prefill`.
+            traced: As in :meth:`load_or_prefill`, like ``waits``.
+            waits: See there.
 
         Returns:
             A lease, which the caller releases, or why no tier has the entry.
@@ -70,7 +78,7 @@ class TierStack:
         Raises:
             StoreError: The store is closed.
         """
-        return self._acquire(identity, None, guard, waits=waits, may_lend=False)
+        return self._acquire(Wanted(identity, None, guard, traced), waits=waits)
 
     def load_or_prefill(
         self,
@@ -78,6 +86,7 @@ class TierStack:
         prefill: Prefill,
         *,
         guard: Guard | None = None,
+        traced: Sequence[ChunkId] = (),
         waits: bool = True,
         may_lend: bool = False,
     ) -> Lease:
@@ -93,6 +102,8 @@ class TierStack:
             prefill: Computes the entry of exactly that identity.
             guard: Asked in the transaction that would write the entry to disk whether anything
                 still refers to it; the place to record that the entry exists.
+            traced: Chunks that the entry holds a trace of. Where the guard could not have them name
+                it, and RAM keeps it, it goes from there when one of them is removed.
             waits: Wait for another thread that is at the same entry. The one thread on which
                 prefills run must not: that other thread may be waiting for it.
             may_lend: The caller reads the entry and releases it before it asks for anything else.
@@ -105,7 +116,8 @@ class TierStack:
         Raises:
             Exception: Whatever ``prefill`` raised.
         """
-        found = self._acquire(identity, prefill, guard, waits=waits, may_lend=may_lend)
+        wanted = Wanted(identity, prefill, guard, traced, may_lend)
+        found = self._acquire(wanted, waits=waits)
         assert isinstance(found, Lease)
         return found
 
@@ -115,6 +127,7 @@ class TierStack:
 
     def tier_of(self, key: ChunkKey) -> Source | None:
         """The quickest tier that has an entry, if one does; reads none of it."""
+        self.follow_removals()
         if self._host.contains(key):
             return "host"
         return "disk" if self.contains(key) else None
@@ -130,7 +143,7 @@ class TierStack:
         """
         wanted = set(keys)
         with self._lock:
-            for flight in (f for key in wanted for f in self._under_way(key)):
+            for flight in (f for key in wanted for f in self._flights.of(key)):
                 flight.is_dropped = True
         dropped = {key for key in wanted if self._host.discard(key)}
         if self._disk:
@@ -138,17 +151,17 @@ class TierStack:
         self._wake_remote()
         return len(dropped)
 
-    def forget(self, keys: Iterable[ChunkKey]) -> None:
-        """Drop copies in RAM of entries that a catalog transaction has removed from disk.
+    def follow_removals(self) -> None:
+        """Drop from RAM what any process has removed from the store since this was last called.
 
-        The disk is left alone: another document may have stored the same entry again since.
+        Every look-up begins with it; called behind a removal, it frees the memory at once. The disk
+        is left alone: another document may have stored the same entry again since.
+
+        Raises:
+            StoreError: The store is closed, or cannot be read.
         """
-        for key in keys:
-            with self._lock:
-                for flight in self._under_way(key):
-                    flight.is_forgotten = True
-            self._host.discard(key)
-        self._wake_remote()
+        if self._removals is not None and self._removals.follow():
+            self._wake_remote()
 
     def forget_model(self, model: ModelDigest) -> int:
         """Drop copies in RAM of what a model computed; the disk is left alone.
@@ -200,31 +213,22 @@ class TierStack:
 
     def stats(self) -> TierStackStats:
         """A snapshot; counts of different tiers may be a few operations apart."""
+        self.follow_removals()
         return self._counts.snapshot(self._host, self._disk, self._remote)
 
     def check_integrity(self) -> None:
-        """Check the host tier's books.
-
-        Raises:
-            AssertionError: They do not balance.
-        """
+        """Check that the host tier's books balance."""
         self._host.check_integrity()
 
     def close(self) -> None:
         """Forget everything in RAM, send the remote what it is owed; the environment stays open."""
         self._host.clear()
         if self._remote is not None:
-            self._remote.close(REMOTE_CLOSE_S)
+            self._remote.close()
 
-    def _acquire(
-        self,
-        identity: EntryIdentity,
-        prefill: Prefill | None,
-        guard: Guard | None,
-        *,
-        waits: bool,
-        may_lend: bool,
-    ) -> Lease | MissReason:
+    def _acquire(self, wanted: Wanted, *, waits: bool) -> Lease | MissReason:
+        self.follow_removals()
+        identity = wanted.identity
         key = identity.key()
         self._counts.lookup()
         host_miss = MissReason.ABSENT
@@ -235,23 +239,13 @@ class TierStack:
             if found is not MissReason.ABSENT:
                 host_miss = found
             with self._lock:
-                flight = self._flights.get(key)
-                is_leader = flight is None
-                if flight is None:
-                    flight = self._flights[key] = Flight(host_miss)
-                elif not waits:
-                    is_leader = True
-                    assert key not in self._beside, "prefills run on one thread"
-                    flight = self._beside[key] = Flight(host_miss)
+                flight, is_leader = self._flights.join(key, host_miss, waits=waits)
             if is_leader:
-                return self._lead(identity, flight, prefill, guard, may_lend=may_lend)
+                return self._lead(wanted, flight)
             assert flight.owner != threading.get_ident(), "a prefill asked for its own entry"
-            lease = self._follow(identity, flight, prefill)
+            lease = self._follow(identity, flight, wanted.prefill)
             if lease is not None:
                 return lease
-
-    def _under_way(self, key: ChunkKey) -> list[Flight]:
-        return [f for f in (self._flights.get(key), self._beside.get(key)) if f is not None]
 
     def _from_host(self, key: ChunkKey, identity: EntryIdentity) -> Lease | MissReason:
         lease = self._host.get(key)
@@ -259,24 +253,18 @@ class TierStack:
             return MissReason.ABSENT
         if lease.entry.identity == identity:
             self._counts.hit("host")
+            if self._disk is not None:
+                self._disk.record_use(identity, lease.entry.num_bytes)
             return lease
         lease.release()
         self._host.discard(key)
         return MissReason.TOKEN_IDS_MISMATCH
 
-    def _lead(
-        self,
-        identity: EntryIdentity,
-        flight: Flight,
-        prefill: Prefill | None,
-        guard: Guard | None,
-        *,
-        may_lend: bool,
-    ) -> Lease | MissReason:
-        key = identity.key()
+    def _lead(self, wanted: Wanted, flight: Flight) -> Lease | MissReason:
+        identity, prefill, guard = wanted.identity, wanted.prefill, wanted.guard
         try:
             can_compute = prefill is not None
-            found = self._reads.read(identity, may_prefill=can_compute, may_lend=may_lend)
+            found = self._reads.read(identity, may_prefill=can_compute, may_lend=wanted.may_lend)
             if isinstance(found, Lease):
                 # Not to be shared: others who wait for the key look for themselves.
                 self._counts.hit("disk")
@@ -291,8 +279,9 @@ class TierStack:
                 if isinstance(there, Entry):
                     self._counts.hit("remote")
                     # What nothing would remove from disk is not written to it.
-                    kept = self.keep(there, guard, is_from_remote=True) if guard else None
-                    warning = kept if guard else NotStored.UNOWNED
+                    warning: NotStored | None = NotStored.UNOWNED
+                    if guard is not None:
+                        warning = self.keep(there, guard, wanted.traced, is_from_remote=True)
                     return self._publish(flight, there, "remote", warning)
                 if there is not MissReason.ABSENT:
                     flight.miss = there
@@ -304,7 +293,7 @@ class TierStack:
             self._counts.prefill()
             # What was passed over on disk is there already.
             is_kept = flight.miss is MissReason.SLOWER_THAN_PREFILL
-            warning = None if is_kept else self.keep(entry, guard)
+            warning = None if is_kept else self.keep(entry, guard, wanted.traced)
             if warning is NotStored.UNOWNED and identity.is_loose:
                 warning = None
             return self._publish(flight, entry, "computed", warning)
@@ -313,9 +302,7 @@ class TierStack:
             raise
         finally:
             with self._lock:
-                for flights in (self._flights, self._beside):
-                    if flights.get(key) is flight:
-                        del flights[key]
+                self._flights.end(identity.key(), flight)
             flight.done.set()
 
     def _publish(
@@ -368,24 +355,42 @@ class TierStack:
         return self._host.lease_outside(flight.entry, "host", miss=None, warning=flight.warning)
 
     def keep(
-        self, entry: Entry, guard: Guard | None, *, is_from_remote: bool = False
+        self,
+        entry: Entry,
+        guard: Guard | None,
+        traced: Sequence[ChunkId] = (),
+        *,
+        is_from_remote: bool = False,
     ) -> NotStored | None:
-        """Write an entry that the disk has not (any more); the guard as in :meth:`load_or_prefill`.
+        """Write an entry that the disk has not (any more); arguments as of :meth:`load_or_prefill`.
 
         Returns:
             Why it was not kept, if it was not.
         """
+        if self._removals is not None:  # before the guard: what goes behind its answer is noted
+            self._removals.note_unlinked(entry.key, traced)
         is_new = keep_on_disk(self._disk, entry, guard, is_from_remote=is_from_remote)
         if isinstance(is_new, NotStored):
             return is_new
+        if self._removals is not None:
+            self._removals.note_linked(entry.key, traced)
         if is_new:
             self._counts.stored()
             self._wake_remote()
         return None
 
-    def _wake_remote(self) -> None:
-        if self._remote is not None:
-            self._remote.wake()
+    def _forget(self, keys: Iterable[ChunkKey]) -> None:
+        for key in keys:
+            with self._lock:
+                for flight in self._flights.of(key):
+                    flight.is_forgotten = True
+            self._host.discard(key)
+
+    def _forget_all(self, namespace: TenantNamespace | None) -> None:
+        with self._lock:
+            for flight in self._flights.all():
+                flight.is_forgotten = True
+        self._host.discard_matching(lambda i: namespace is None or i.namespace == namespace)
 
     def _is_still_wanted(self, key: ChunkKey) -> bool:
         """Undo an admission that came behind the entry's removal: the disk loses it first."""

@@ -26,6 +26,7 @@ class TierStackStats:
         bytes: Bytes held, by tier.
         entries: Entries held, by tier.
         evictions: Entries pushed out of the host tier.
+        disk_evictions: Entries that this process has evicted from disk for others.
         rejections: Entries that the host tier did not let in.
         pinned_bytes: Bytes of the host tier's pinned entries.
         quarantined: Damaged entries met on disk.
@@ -42,6 +43,7 @@ class TierStackStats:
     bytes: Mapping[str, int]
     entries: Mapping[str, int]
     evictions: int
+    disk_evictions: int
     rejections: int
     pinned_bytes: int
     quarantined: int
@@ -111,6 +113,7 @@ class StackCounts:
                 bytes={"host": ram.used_bytes, "disk": disk_bytes},
                 entries={"host": ram.num_entries, "disk": disk_entries},
                 evictions=ram.evictions,
+                disk_evictions=disk.num_evicted if disk else 0,
                 rejections=ram.rejections,
                 pinned_bytes=ram.pinned_bytes,
                 quarantined=disk.num_quarantined if disk else 0,

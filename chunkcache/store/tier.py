@@ -42,6 +42,8 @@ class NotStored(StrEnum):
 
     NON_FINITE = "non_finite"
     STORE_FULL = "store_full"
+    OVER_BUDGET = "over_budget"
+    """The entries on disk are worth more, or are held, and their budget has no room beside them."""
     STORE_ERROR = "store_error"
     READ_ONLY = "read_only"
     """The store was opened for reading alone."""
@@ -53,7 +55,12 @@ class NotStored(StrEnum):
     @property
     def is_about_the_disk(self) -> bool:
         """Whether the entry is sound and wanted all the same, so that RAM may keep it."""
-        return self in (NotStored.STORE_FULL, NotStored.STORE_ERROR, NotStored.READ_ONLY)
+        return self in (
+            NotStored.STORE_FULL,
+            NotStored.OVER_BUDGET,
+            NotStored.STORE_ERROR,
+            NotStored.READ_ONLY,
+        )
 
 
 class NonFiniteEntryError(StoreError):
@@ -65,6 +72,10 @@ class NonFiniteEntryError(StoreError):
 
 class UnownedEntryError(Exception):
     """A guard refused an entry; never leaves the store."""
+
+
+class OverBudgetError(Exception):
+    """The budget for entries has no room for one more; never leaves the store."""
 
 
 class Tier(Protocol):

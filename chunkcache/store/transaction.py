@@ -17,6 +17,7 @@ class Database(StrEnum):
     ENTRIES = "entries"
     QUARANTINE = "quarantine"
     VECTORS = "vectors"
+    REMOVALS = "removals"
 
 
 class Transaction:
@@ -31,6 +32,10 @@ class Transaction:
         call_lock: Held for each call into LMDB. py-lmdb lets an abort wait until no thread is
             inside any call on the environment, so that a few busy readers would hold it up for
             ever; with this lock at most one is inside.
+        is_read_only: Whether it refuses changes.
+
+    Attributes:
+        is_read_only: As given.
     """
 
     def __init__(
@@ -38,7 +43,10 @@ class Transaction:
         raw: "lmdb.Transaction[memoryview]",
         databases: Mapping[Database, Any],
         call_lock: threading.Lock,
+        *,
+        is_read_only: bool,
     ) -> None:
+        self.is_read_only = is_read_only
         self._raw = raw
         self._databases = databases
         self._call_lock = call_lock
@@ -85,6 +93,22 @@ class Transaction:
             with self._call_lock:
                 found = cursor.next()
 
+    def first_key(self, database: Database) -> bytes | None:
+        """The first key in order, if there is one."""
+        return self._end_key(database, is_last=False)
+
+    def last_key(self, database: Database) -> bytes | None:
+        """The last key in order, if there is one."""
+        return self._end_key(database, is_last=True)
+
+    def _end_key(self, database: Database, *, is_last: bool) -> bytes | None:
+        with self._call_lock:
+            cursor = self._raw.cursor(db=self._databases[database])
+            found = cursor.last() if is_last else cursor.first()
+            key = bytes(cursor.key()) if found else None
+            cursor.close()
+            return key
+
     def num_entries(self, database: Database) -> int:
         """Keys in a database."""
         with self._call_lock:
@@ -96,6 +120,12 @@ class Transaction:
             stat = self._raw.stat(self._databases[database])
         pages = stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
         return pages * stat["psize"]
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a page."""
+        with self._call_lock:
+            return self._raw.stat(self._databases[Database.ENTRIES])["psize"]
 
     def live_bytes(self) -> int:
         """Bytes of the pages that all databases occupy."""

@@ -17,6 +17,7 @@ from chunkcache.store.disk import delete_entry
 from chunkcache.store.entry_format import DamagedEntryError, decode_header
 from chunkcache.store.environment import StoreEnvironment
 from chunkcache.store.records import decoded, encode_record
+from chunkcache.store.removals import note_removal
 from chunkcache.store.transaction import Database, Transaction
 from chunkcache.upkeep.verify import MAX_ROUNDS, examine
 
@@ -138,7 +139,8 @@ def _collected(
     _drop_unreferenced(txn)
     entries, named = _entry_keys(txn), _named_keys(txn)
     # RAM may hold an entry that the disk has lost: it goes with what named it.
-    gone = (entries_before | named_before) - entries - named
+    gone = {ChunkKey(k) for k in (entries_before | named_before) - entries - named}
+    note_removal(txn, None, gone)
     return CollectReport(
         dry_run=dry_run,
         expired_documents=num_expired,
@@ -153,7 +155,7 @@ def _collected(
         freed_bytes=max(0, bytes_before - txn.live_bytes()),
         live_bytes=bytes_before if dry_run else txn.live_bytes(),
         file_bytes=env.file_bytes,
-        entry_keys=tuple(ChunkKey(k) for k in sorted(gone)),
+        entry_keys=tuple(sorted(gone)),
     )
 
 

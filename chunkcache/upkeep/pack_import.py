@@ -144,7 +144,7 @@ class _Import:
             return result, self._put_entries(txn, document, names, {})
 
         result, counts = self._runtime.env.update(body)
-        self._runtime.forget(result.removed.entry_keys)
+        self._runtime.follow_removals()
         self._counts += counts
         self._counts[result.status] += 1
 

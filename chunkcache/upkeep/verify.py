@@ -8,6 +8,7 @@ found any more, because mending one fault may show another (a dropped document's
 from dataclasses import dataclass
 
 from chunkcache.store.environment import StoreEnvironment
+from chunkcache.store.removals import note_repair
 from chunkcache.store.transaction import Database, Transaction
 from chunkcache.upkeep.check_chunks import check_chunks
 from chunkcache.upkeep.check_documents import DocumentFacts, check_documents
@@ -97,6 +98,8 @@ def examine(
 def _mended(txn: Transaction, on_progress: OnProgress) -> VerifyReport:
     checked, findings = examine(txn, on_progress)
     found = list(findings)
+    if found:
+        note_repair(txn)
     for _ in range(MAX_ROUNDS):
         if not findings:
             return VerifyReport(checked, tuple(found), is_repaired=True)

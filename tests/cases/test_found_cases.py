@@ -360,22 +360,32 @@ def test_J01_the_last_of_two_items_with_one_id_stays(open_cache: Caches) -> None
         assert cache.get("a").text == f"new {attempt}"
 
 
-def test_D04_a_chunk_that_another_document_takes_over(open_cache: Caches) -> None:
+def test_D04_a_chunk_that_another_document_takes_over(
+    open_cache: Caches, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A put that returned keeps its entries, whatever another put of the same chunk does meanwhile."""
     cache = open_cache()
     cache.put("a", "The light goes on at dusk.")
     stack = cache.runtime.stack
-    forget = stack.forget
+    follow, catalog_put = stack.follow_removals, cache.catalog.put
+    has_removed = False
 
-    def forget_late(keys: Any) -> None:
-        keys = list(keys)
-        if keys:
-            stack.forget = forget
+    def put(*arguments: Any, **options: Any) -> Any:
+        nonlocal has_removed
+        result = catalog_put(*arguments, **options)
+        has_removed = True
+        return result
+
+    def follow_late() -> None:
+        if has_removed:
+            monkeypatch.undo()
             cache.put("b", "The light goes on at dusk.")  # another thread, at the worst moment
-        forget(keys)
+        follow()
 
-    stack.forget = forget_late
+    monkeypatch.setattr(cache.catalog, "put", put)
+    monkeypatch.setattr(stack, "follow_removals", follow_late)
     cache.put("a", "Another text.")
+    assert stack.follow_removals == follow, "the moment came"
     assert {d.source for d in cache.answer("?", ["b"]).report.documents} <= {"host", "disk"}
 
 

@@ -242,7 +242,8 @@ def test_a_document_that_goes_takes_what_read_it(
         filled.put("doc-2", documents["doc-2"], ttl_seconds=0.01)
         while filled.catalog.get("doc-2") is not None:
             pass
-        filled.runtime.forget(collect(filled.runtime.env, drop_models=(), dry_run=False).entry_keys)
+        collect(filled.runtime.env, drop_models=(), dry_run=False)
+        filled.runtime.follow_removals()
     assert not chunks & filled.runtime.kept.traces()
     assert 0 < filled.runtime.kept.stats().tokens < tokens_before
     filled.put("doc-2", documents["doc-2"])

@@ -9,10 +9,17 @@ from chunkcache.entry import Entry
 from chunkcache.store.disk import DiskTier
 from chunkcache.store.host import HostTier
 from chunkcache.store.lease import Lease
+from chunkcache.store.removals import note_removal
 from chunkcache.store.stack import TierStack
 from chunkcache.store.tier import MissReason, NotStored
 from chunkcache.store.transaction import Database
 from chunkcache.testing import ScriptedPrefill
+
+
+def remove(env, stack, key) -> None:
+    """What the removal of an entry's document does, where another document stores it again."""
+    env.update(lambda txn: note_removal(txn, None, [key]))
+    stack.follow_removals()
 
 
 def found(stack, identity) -> Lease:
@@ -155,7 +162,7 @@ def test_forgetting_during_a_computation_keeps_it_out_of_ram_and_on_disk(env, st
     with ThreadPoolExecutor(1) as pool:
         leader = pool.submit(stack.load_or_prefill, prefill.entry.identity, prefill)
         assert prefill.started.wait(30)
-        stack.forget([key])
+        remove(env, stack, key)
         prefill.may_finish.set()
         with leader.result() as lease:
             assert lease.warning is None

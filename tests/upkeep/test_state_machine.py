@@ -29,7 +29,9 @@ from chunkcache.identity import (
     chunk_id,
 )
 from chunkcache.store.disk import DiskTier
+from chunkcache.store.disk_budget import DiskBudget
 from chunkcache.store.environment import StoreEnvironment
+from chunkcache.store.eviction.lru import LruPolicy
 from chunkcache.store.host import HostTier
 from chunkcache.store.lease import Lease
 from chunkcache.store.stack import TierStack
@@ -43,7 +45,7 @@ TOKENIZER = TokenizerDigest(b"t" * 32)
 MODEL = ModelDigest(b"m" * 32)
 BEHIND = "neighbours(1)"
 WORDS = ("alpha", "beta", "gamma", "delta", "omega")
-HOST_BYTES = 5_000
+HOST_BYTES = 80_000
 """Room for about three of the words' entries."""
 
 words_of = st.lists(st.sampled_from(WORDS), min_size=1, max_size=3, unique=True).map(tuple)
@@ -74,7 +76,7 @@ def identity_of(word: str, behind: str | None = None) -> EntryIdentity:
 def entry_of(identity: EntryIdentity) -> Entry:
     """A function of the identity, as a prefill is."""
     generator = torch.Generator().manual_seed(sum(identity.token_ids) + sum(identity.prefix_ids))
-    k = torch.randn((2, len(identity.token_ids), 2, 16), generator=generator).bfloat16()
+    k = torch.randn((2, len(identity.token_ids), 8, 64), generator=generator).bfloat16()
     return Entry(identity, identity.key(), k=k, v=-k)
 
 
@@ -90,6 +92,8 @@ class StoreMachine(RuleBasedStateMachine):
     """The store and the model of it."""
 
     num_steps = 0
+    num_evicted = 0
+    budget_bytes: int | None = None
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,9 +111,12 @@ class StoreMachine(RuleBasedStateMachine):
         self.path = path
         self.env = StoreEnvironment.open(path, max_bytes=1 << 30)
         self.catalog = Catalog(self.env, NAMESPACE, lambda: self.now)
-        self.disk = DiskTier(self.env)
+        max_bytes = self.budget_bytes
+        self.disk = DiskTier(self.env, DiskBudget(max_bytes, LruPolicy()) if max_bytes else None)
         self.host = HostTier(HOST_BYTES)
         self.stack = TierStack(self.host, self.disk)
+        self.other_host = HostTier(HOST_BYTES)
+        self.other = TierStack(self.other_host, DiskTier(self.env))
 
     def shut(self) -> None:
         for lease in self.leases:
@@ -117,6 +124,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.leases = []
         self.stack.check_integrity()
         assert self.stack.stats().leases_open == 0
+        self.other.close()
         self.stack.close()
         self.env.close()
 
@@ -155,7 +163,7 @@ class StoreMachine(RuleBasedStateMachine):
         result = self.catalog.put(document, entries=entries, now=self.now)
         same = old == (held, document.expires_at)
         assert result.status == ("created" if old is None else "unchanged" if same else "updated")
-        self.stack.forget(result.removed.entry_keys)
+        self.stack.follow_removals()
         self.documents.pop(name, None)  # expired, it took its chunks along before they came anew
         if old is None:
             self.let_go()
@@ -166,7 +174,7 @@ class StoreMachine(RuleBasedStateMachine):
     def delete(self, name: str) -> None:
         result = self.catalog.delete(name)
         assert result.existed == (name in self.live)
-        self.stack.forget(result.removed.entry_keys)
+        self.stack.follow_removals()
         self.documents.pop(name, None)
         self.let_go()
 
@@ -192,18 +200,34 @@ class StoreMachine(RuleBasedStateMachine):
     def look_up(self, identity: EntryIdentity, keeps: bool, *, is_owned: bool) -> None:
         expected = entry_of(identity)
         traced = (chunk_of("".join(map(chr, identity.token_ids))), *identity.behind)
+        num_evicted = self.disk.num_evicted
         lease = self.stack.load_or_prefill(
             identity,
             lambda: entry_of(identity),
             guard=lambda txn: self.catalog.link_entry_in(txn, identity.key(), traced),
+            traced=traced,
         )
         assert torch.equal(lease.entry.k, expected.k)
         assert torch.equal(lease.entry.v, expected.v)
-        assert lease.warning == (None if is_owned else NotStored.UNOWNED)
+        over_budget = {NotStored.OVER_BUDGET} if self.budget_bytes else set()
+        assert lease.warning in ({None, *over_budget} if is_owned else {NotStored.UNOWNED})
+        if self.disk.num_evicted > num_evicted:
+            assert self.disk.num_bytes <= (self.budget_bytes or 0)
+            StoreMachine.num_evicted += 1
+            self.is_damaged = True  # names of what went stay, and are waste
         if keeps:
             self.leases.append(lease)
         else:
             lease.release()
+
+    @rule(word=words)
+    def ask_elsewhere(self, word: str) -> None:  # nobody tells it what the first stack removes
+        found = self.other.load(identity_of(word))
+        if isinstance(found, Lease):
+            found.release()
+            assert word in self.held
+        gone = set(WORDS) - self.held
+        assert not any(self.other_host.contains(identity_of(w).key()) for w in gone)
 
     @rule()
     def release(self) -> None:
@@ -247,9 +271,9 @@ class StoreMachine(RuleBasedStateMachine):
     def gc(self) -> None:
         if self.is_damaged:
             self.repair()
-        report = collect(self.env, clock=lambda: self.now)
-        self.stack.forget(report.entry_keys)
-        assert report.expired_documents == len(self.documents) - len(self.live)
+        expired = collect(self.env, clock=lambda: self.now).expired_documents
+        self.stack.follow_removals()
+        assert expired == len(self.documents) - len(self.live)
         self.documents = self.live
         self.let_go()
 
@@ -264,16 +288,12 @@ class StoreMachine(RuleBasedStateMachine):
         self.num_opened += 1
         copy = self.folder / str(self.num_opened)
         copy.mkdir()
-
-        class Killed(Exception):
-            pass
-
-        with pytest.raises(Killed), self.env.write() as txn:  # noqa: PT012 - the copy is mid-change
+        with pytest.raises(ZeroDivisionError), self.env.write() as txn:  # noqa: PT012 - the copy is mid-change
             self.catalog.put_in(txn, document_of(name, (*held, "never"), None), now=self.now)
             self.disk.put_in(txn, entry_of(identity_of("never")))
             for file in ("data.mdb", "secret.key"):
                 shutil.copy2(self.path / file, copy / file)
-            raise Killed
+            raise ZeroDivisionError
         old = self.path
         self.shut()
         shutil.rmtree(old)
@@ -301,8 +321,7 @@ class StoreMachine(RuleBasedStateMachine):
         generation = self.catalog.generation()
         if self.last[1] is not None and self.last[1] != self.live:
             assert generation > self.last[0]
-        elif self.last[1] is not None:
-            assert generation >= self.last[0]
+        assert generation >= self.last[0]
         self.last = (generation, self.live)
 
     @invariant()
@@ -334,11 +353,23 @@ class StoreMachine(RuleBasedStateMachine):
         assert {f.fault.value for f in findings} <= {"damaged_entry", "dangling_link"}
 
 
-def run(num_examples: int, num_steps: int) -> int:
+class BudgetMachine(StoreMachine):
+    """The same with a budget on disk that holds a few entries."""
+
+    budget_bytes = 81_920
+
+    @rule(name=names, held=words_of)
+    def fill(self, name: str, held: tuple[str, ...]) -> None:
+        self.put(name, held, None, False)
+        for word in held:
+            self.ask(word, False)
+
+
+def run(num_examples: int, num_steps: int, machine: type[StoreMachine] = StoreMachine) -> int:
     """Run so many lives of at most so many steps; says how many steps there were."""
-    StoreMachine.num_steps = 0
+    StoreMachine.num_steps = StoreMachine.num_evicted = 0
     run_state_machine_as_test(
-        StoreMachine,
+        machine,
         settings=settings(
             max_examples=num_examples,
             stateful_step_count=num_steps,
@@ -353,6 +384,11 @@ def run(num_examples: int, num_steps: int) -> int:
 
 def test_a_short_life() -> None:
     assert run(12, 50) > 200
+
+
+def test_a_short_life_within_a_budget() -> None:
+    assert run(12, 50, BudgetMachine) > 150
+    assert StoreMachine.num_evicted > 0
 
 
 @pytest.mark.slow

@@ -36,6 +36,7 @@ _COUNTS = (
     "prefilled_tokens",
     "prefill_rows",
     "without_neighbours",
+    "not_kept_chunks",
     "seconds",
 )
 

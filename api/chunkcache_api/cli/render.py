@@ -151,6 +151,13 @@ def precache_table(summary: "PrecacheSummary") -> Table:
             "left over",
             f"{summary.without_neighbours:,} chunks have no neighbours; the preamble stands in",
         )
+    if summary.not_kept_chunks:
+        _fact(
+            table,
+            "not kept",
+            f"{summary.not_kept_chunks:,} chunks: the budget on disk has no room for them; they are "
+            "computed when they are asked for",
+        )
     _fact(table, "time", f"{summary.seconds:,.1f} s")
     if summary.interrupted:
         _fact(table, "interrupted", "run it again to go on")

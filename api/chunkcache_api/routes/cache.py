@@ -66,7 +66,7 @@ def _collect(cache: ChunkCache, body: CollectRequest) -> Response:
     runtime = cache.runtime
     report = collect(runtime.env, drop_models=body.drop_models, dry_run=body.dry_run)
     if not body.dry_run:
-        runtime.forget(report.entry_keys)
+        runtime.follow_removals()
     fields = asdict(report)
     del fields["entry_keys"]
     return json_response({"object": "chunkcache.cache_gc"} | fields)

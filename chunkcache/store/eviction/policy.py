@@ -63,6 +63,15 @@ class EvictionPolicy(ABC):
     def add(self, candidate: Candidate) -> None:
         """The entry is resident from now on."""
 
+    def restore(self, candidate: Candidate, num_uses: int) -> None:
+        """The entry is resident since before this policy's time, and was used so often.
+
+        Called in the order of last uses.
+        """
+        del num_uses
+        self.record_use(candidate)
+        self.add(candidate)
+
     @abstractmethod
     def remove(self, key: ChunkKey, *, is_evicted: bool) -> None:
         """The entry is resident no more.

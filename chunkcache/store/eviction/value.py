@@ -140,6 +140,14 @@ class ValuePolicy(EvictionPolicy):
         past.is_resident = True
         self._queues.setdefault(past.queue, OrderedDict())[candidate.key] = past
 
+    def restore(self, candidate: Candidate, num_uses: int) -> None:
+        """Go on from earlier uses. They teach nothing of ages: when they were is not known."""
+        if candidate.key not in self._past:
+            self._advance(candidate.saved_tokens)
+            queue = (ReuseClass.of(num_uses, candidate.saved_tokens), _weight_level(candidate))
+            self._past[candidate.key] = _Past(candidate, num_uses, self._ticks, queue)
+        self.add(candidate)
+
     def remove(self, key: ChunkKey, *, is_evicted: bool) -> None:
         """Keep or forget the history of what goes."""
         past = self._past[key]

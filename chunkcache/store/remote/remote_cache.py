@@ -6,6 +6,7 @@ Knows when an entry may be read from the remote, and what comes of it. Doesn't k
 import threading
 import time
 from collections import Counter
+from typing import Final
 
 from chunkcache.entry import Entry
 from chunkcache.identity import ChunkKey, EntryIdentity, ModelDigest
@@ -17,6 +18,9 @@ from chunkcache.store.remote.stats import RemoteStats
 from chunkcache.store.remote.tier import RemoteTier
 from chunkcache.store.remote.worker import RemoteWorker
 from chunkcache.store.tier import MissReason
+
+CLOSE_S: Final = 10.0
+"""Seconds that closing may take to send and remove what is owed."""
 
 
 class RemoteCache:
@@ -121,7 +125,7 @@ class RemoteCache:
         self._speed = speed
         self._worker.start()
 
-    def close(self, within_s: float) -> None:
+    def close(self, within_s: float = CLOSE_S) -> None:
         """Send and remove what can be in a time, then let go; the rest stays on record."""
         self._worker.close(within_s)
         self._reads.close()
