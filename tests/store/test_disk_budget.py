@@ -10,7 +10,7 @@ from chunkcache.catalog import Catalog
 from chunkcache.entry import Entry
 from chunkcache.store.disk import DiskTier
 from chunkcache.store.disk_budget import DiskBudget, DiskUses
-from chunkcache.store.disk_writes import try_put
+from chunkcache.store.disk_writes import keep_on_disk
 from chunkcache.store.environment import StoreEnvironment
 from chunkcache.store.eviction.registry import EVICTION_NAMES, make_eviction
 from chunkcache.store.host import HostTier
@@ -162,7 +162,7 @@ def test_an_often_used_entry_outlives_a_restart_and_many_strangers(env, make):
     with StoreEnvironment.open(path, max_bytes=1 << 30) as again:
         tier = tier_of(again, "value", load_report(again, "disk_uses", "", DiskUses))
         for seed in range(100, 130):
-            try_put(tier, make(seed), None)
+            keep_on_disk(tier, make(seed), None)
         assert favourite.key in on_disk(again)
         assert tier.num_evicted >= 5
 
