@@ -5,7 +5,7 @@ already. Knows neither corpora nor how neighbours are found.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -195,18 +195,36 @@ class DocumentIngest:
         identities = self.names.identities(distinct, self.system_ids)
         num_chunks = num_tokens = num_rows = num_refused = num_not_kept = 0
 
-        def missing() -> Iterator[EntryIdentity]:
-            nonlocal num_not_kept
-            for identity in identities:
-                if runtime.stack.contains(identity.key()):
-                    runtime.disk.spare(identity.key())
-                elif runtime.disk.would_keep(identity, runtime.entry_bytes(identity)):
+        # All of them before anything is computed, which might go in their place.
+        missing: list[EntryIdentity] = []
+        for identity in identities:
+            if runtime.stack.contains(identity.key()):
+                runtime.disk.spare(identity.key())
+            else:
+                missing.append(identity)
+
+        # Many at once while there is room; then one by one, since each may be the last that fits.
+        crowded: list[EntryIdentity] = []
+
+        def fitting() -> Iterator[EntryIdentity]:
+            for identity in missing:
+                if runtime.disk.has_room(identity, runtime.entry_bytes(identity)):
                     yield identity
+                else:
+                    crowded.append(identity)
+
+        def each() -> Generator["_Ensured", None, None]:
+            nonlocal num_not_kept
+            with closing(runtime.window.each(fitting(), self._ensure)) as ensured:
+                yield from ensured
+            for identity in crowded:
+                if runtime.disk.would_keep(identity, runtime.entry_bytes(identity)):
+                    yield self._ensure(identity)
                 else:
                     num_not_kept += 1
 
-        with closing(runtime.window.each(missing(), self._ensure)) as each:
-            for ensured in each:
+        with closing(each()) as ensured_entries:
+            for ensured in ensured_entries:
                 _check_stored(document.document_id, ensured.warning)
                 num_refused += ensured.warning == NotStored.NON_FINITE
                 num_not_kept += ensured.warning == NotStored.OVER_BUDGET

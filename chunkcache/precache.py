@@ -89,9 +89,14 @@ class _Job:
 
 
 class _InFlight:
-    """Jobs under way, the oldest first. Only for one thread."""
+    """Jobs under way, the oldest first. Only for one thread.
 
-    def __init__(self) -> None:
+    Args:
+        max_jobs: How many may be.
+    """
+
+    def __init__(self, max_jobs: int) -> None:
+        self._max_jobs = max_jobs
         self._jobs: deque[tuple[_Job, Future[None]]] = deque()
 
     def begin(self, job: _Job, pool: ThreadPoolExecutor) -> None:
@@ -100,7 +105,7 @@ class _InFlight:
         Raises:
             Exception: Whatever a job before it raised.
         """
-        while len(self._jobs) == NUM_DOCUMENTS_IN_FLIGHT or self._is_full or self._has(job.name):
+        while len(self._jobs) == self._max_jobs or self._is_full or self._has(job.name):
             self._wait_for_oldest()
         self._jobs.append((job, pool.submit(job.do)))
 
@@ -197,10 +202,13 @@ class PrecacheRun:
 
     def _do_each(self, jobs: Iterable[_Job]) -> bool:
         """Do jobs on workers' threads; False if the run was stopped before the last."""
-        in_flight, is_whole = _InFlight(), True
+        disk, is_whole = self._ingest.runtime.disk, True
+        # Under a budget, documents that come first keep their entries: not too many at once.
+        max_jobs = NUM_DOCUMENTS_IN_FLIGHT if disk.budget is None else MIN_DOCUMENTS_IN_FLIGHT
+        in_flight = _InFlight(max_jobs)
         with (
-            self._ingest.runtime.disk.sparing(),
-            ThreadPoolExecutor(NUM_DOCUMENTS_IN_FLIGHT, thread_name_prefix="precache") as pool,
+            disk.sparing(),
+            ThreadPoolExecutor(max_jobs, thread_name_prefix="precache") as pool,
         ):
             for job in jobs:
                 if self._should_stop():

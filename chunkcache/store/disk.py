@@ -261,6 +261,13 @@ class DiskTier:
         """As :meth:`put`, inside a transaction of the same store, whatever the budget."""
         return put_entry(txn, entry)
 
+    def has_room(self, identity: EntryIdentity, num_bytes: int) -> bool:
+        """As :meth:`DiskBudget.has_room`; true without a budget."""
+        if self.budget is None:
+            return True
+        with self._env.read() as txn:
+            return self.budget.has_room(txn, identity, num_bytes)
+
     def would_keep(self, identity: EntryIdentity, num_bytes: int) -> bool:
         """Whether an entry of that size would be kept; counts as the use that asks for it."""
         if self.budget is None:

@@ -60,6 +60,8 @@ class DiskBudget:
         self._residents: dict[ChunkKey, int] = {}
         self._asked: set[ChunkKey] = set()
         self._spared: set[ChunkKey] = set()
+        # What a run is computing, and will put: several threads must not want the last place at once.
+        self._promised: dict[ChunkKey, int] = {}
         self._num_sparing = 0
         self._num_evicted = 0
         # When a run last heard no: it need not weigh every entry again for each further chunk.
@@ -92,6 +94,7 @@ class DiskBudget:
                 self._num_sparing -= 1
                 if not self._num_sparing:
                     self._spared.clear()
+                    self._promised.clear()
                     self._full_at = None
 
     def record_use(self, identity: EntryIdentity, num_bytes: int) -> None:
@@ -104,6 +107,21 @@ class DiskBudget:
         with self._lock:
             if self._num_sparing:
                 self._spared.add(key)
+
+    def has_room(self, txn: Transaction, identity: EntryIdentity, num_bytes: int) -> bool:
+        """Whether an entry fits though nothing goes for it; then its room is promised to it.
+
+        Inside :meth:`sparing`, until it is put: many may be computed at once.
+        """
+        candidate = Candidate(identity.key(), num_bytes, identity.num_prefill_rows)
+        room_bytes = _room_bytes(txn, candidate)
+        with self._lock:
+            taken_bytes = txn.num_bytes(Database.ENTRIES) + sum(self._promised.values())
+            if taken_bytes + room_bytes > self.max_bytes:
+                return False
+            if self._num_sparing:
+                self._promised[candidate.key] = room_bytes
+            return True
 
     def would_keep(self, txn: Transaction, identity: EntryIdentity, num_bytes: int) -> bool:
         """Whether an entry would be kept if it were computed; counts as the use that asks for it."""
@@ -126,6 +144,7 @@ class DiskBudget:
     def note_wanted(self, identity: EntryIdentity, num_bytes: int) -> None:
         """An entry was computed and is about to be put, which counts as a use, once."""
         with self._lock:
+            self._promised.pop(identity.key(), None)
             if self._num_sparing:  # before it is on disk, where another thread would find it
                 self._spared.add(identity.key())
             if identity.key() in self._asked:
@@ -191,10 +210,8 @@ class DiskBudget:
     def _choose(self, txn: Transaction, candidate: Candidate) -> list[ChunkKey]:
         if txn.get(Database.ENTRIES, candidate.key) is not None:
             return []  # it is replaced at most, where it is damaged
-        page_bytes = txn.page_bytes
-        header_bytes = _HEADER_BYTES + _HEADER_BYTES_PER_TOKEN * candidate.saved_tokens
-        wanted_pages = -(-(candidate.num_bytes + header_bytes) // page_bytes) + _SLACK_PAGES
-        needed_bytes = txn.num_bytes(Database.ENTRIES) + wanted_pages * page_bytes - self.max_bytes
+        taken_bytes = txn.num_bytes(Database.ENTRIES)
+        needed_bytes = taken_bytes + _room_bytes(txn, candidate) - self.max_bytes
         if needed_bytes <= 0:
             return []
         self._reconcile(txn)
@@ -229,6 +246,13 @@ class DiskBudget:
     def _remove(self, key: ChunkKey) -> None:
         if self._residents.pop(key, None) is not None:
             self._eviction.remove(key, is_evicted=True)
+
+
+def _room_bytes(txn: Transaction, candidate: Candidate) -> int:
+    """Bytes of pages that an entry takes at most, about."""
+    header_bytes = _HEADER_BYTES + _HEADER_BYTES_PER_TOKEN * candidate.saved_tokens
+    num_pages = -(-(candidate.num_bytes + header_bytes) // txn.page_bytes) + _SLACK_PAGES
+    return num_pages * txn.page_bytes
 
 
 def _prefill_rows(txn: Transaction, key: ChunkKey) -> int:

@@ -194,7 +194,7 @@ def test_L07_a_disk_without_room(
 import resource
 from chunkcache.errors import StoreFullError
 settings = {"cache_dir": cache_dir, "chunk_tokens": 24, "preparation": "alone", "codec": "raw",
-            "min_fused_context_tokens": 0, "min_mean_chunk_tokens": 0}
+            "min_fused_context_tokens": 0, "min_mean_chunk_tokens": 0, "kept_prompts_ratio": 0.0}
 
 def sources(name):
     answer = cache.answer("Which?", [name], policy="none", max_tokens=2)

@@ -56,9 +56,15 @@ def source(client: httpx.Client, document_id: str) -> str:
 
 
 def test_a_server_sees_what_precache_writes_meanwhile(
-    start_server, start_cli, cli_json, write_documents, store: Path
+    start_server,
+    start_cli,
+    cli_json,
+    write_documents,
+    store: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     folder = write_documents(30)
+    monkeypatch.setenv("CHUNKCACHE_KEPT_PROMPTS_RATIO", "0")  # a repeat is to show its tier
     server = start_server()
     assert server.put("/v1/documents/own", json={"text": "The PIN is 4017."}).status_code == 201
     assert server.get("/v1/documents").json()["data"][0]["id"] == "own"

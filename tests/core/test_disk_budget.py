@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from chunkcache.chunk_cache import ChunkCache
-from chunkcache.precache import NUM_DOCUMENTS_IN_FLIGHT, TextItem
+from chunkcache.precache import MIN_DOCUMENTS_IN_FLIGHT, TextItem
 
 Caches = Callable[..., ChunkCache]
 NUM_DOCUMENTS = 12
@@ -34,7 +34,7 @@ def test_a_corpus_over_the_budget(open_cache: Caches) -> None:
     assert not first.failures
     assert 0 < first.not_kept_chunks < first.chunks
     in_vain = first.prefilled_chunks - (first.chunks - first.not_kept_chunks)
-    assert 0 <= in_vain < NUM_DOCUMENTS_IN_FLIGHT, "but for two that want the last place at once"
+    assert 0 <= in_vain < MIN_DOCUMENTS_IN_FLIGHT, "but for two that want the last place at once"
     stats = cache.runtime.stack.stats()
     assert stats.bytes["disk"] <= budget
     assert stats.disk_evictions == 0
@@ -42,7 +42,7 @@ def test_a_corpus_over_the_budget(open_cache: Caches) -> None:
 
     again = cache.precache(corpus())
     # A worker may be at a chunk without an entry before another has met all that have one.
-    assert again.prefilled_chunks < NUM_DOCUMENTS_IN_FLIGHT
+    assert again.prefilled_chunks < MIN_DOCUMENTS_IN_FLIGHT
     assert again.not_kept_chunks > 0
     assert len(kept & stored_keys(cache)) > 0.9 * len(kept)
 

@@ -274,7 +274,7 @@ def test_an_entry_that_the_catalog_could_not_note_stays_in_no_tier(
     identities = [_identity(cache, "a"), _identity(cache, "a", system="Be brief.")]
     cache.runtime.stack.drop([i.key() for i in identities])
 
-    def full(self: Any, entry: Entry, guard: Any = None) -> bool:
+    def full(self: Any, entry: Entry, guard: Any = None, **options: Any) -> bool:
         raise StoreFullError("full")
 
     monkeypatch.setattr(DiskTier, "put", full)

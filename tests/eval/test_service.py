@@ -51,6 +51,7 @@ def questions_of(num_passages: int) -> list[Question]:
 def base_url(settings: Settings, tmp_path: Path) -> Iterator[str]:
     """A server without documents."""
     values = {"store": tmp_path / "store", "min_fused_context_tokens": 0, "chunk_tokens": 32}
+    values |= {"kept_prompts_ratio": 0.0}  # as eval service sets it
     with Runtime.open(settings.model_copy(update=values | {"min_mean_chunk_tokens": 0})) as runtime:
         config = uvicorn.Config(create_app(runtime), port=0, log_level="error", ws="none")
         server = uvicorn.Server(config)

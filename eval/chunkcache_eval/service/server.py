@@ -31,7 +31,8 @@ def running_server(options: Sequence[str]) -> Iterator[str]:
         command += ["--store", str(Path(folder) / "store"), "--no-retriever", *options]
         # What this process can import, the other one can.
         path = os.pathsep.join(entry for entry in sys.path if entry)
-        environment = os.environ | {"PYTHONPATH": path}
+        # Repeated prompts would start from kept pages: another thing than what is measured.
+        environment = os.environ | {"PYTHONPATH": path, "CHUNKCACHE_KEPT_PROMPTS_RATIO": "0"}
         log = Path(folder) / "log"
         with (
             log.open("wb") as errors,
