@@ -92,8 +92,8 @@ def start_cli(settings_env: pytest.MonkeyPatch) -> Iterator[StartCli]:
             [sys.executable, "-m", "chunkcache_api.cli", *map(str, args)],
             env=os.environ
             | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-            # As in this process: the last bits may depend on it.
-            | {"OMP_NUM_THREADS": "1"},
+            # Not as in this process, which has one: no bit may depend on it.
+            | {"OMP_NUM_THREADS": "2"},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
