@@ -16,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 
 from chunkcache.documents import Document
@@ -150,7 +151,7 @@ class PrecacheRun:
         self._written = WrittenPages(ingest.runtime.env)
         self._lock = threading.Lock()
         self._statuses: Counter[str] = Counter()
-        self._failures: list[ItemFailure] = []
+        self._failures: list[tuple[int, ItemFailure]] = []
         self._num_chunks = self._num_tokens = 0
         self._prefilled_chunks = self._prefilled_tokens = self._prefill_rows = 0
         self._prepared_chunks = self._chunks_to_prepare = self._without_neighbours = 0
@@ -190,15 +191,15 @@ class PrecacheRun:
             self._chunks_to_prepare = sum(wanted.values())
             characters = 4 * self._ingest.runtime.settings.chunk_tokens
             is_whole = self._do_each(
-                _Job(name, num_chunks * characters, partial(self._prepare, name, recorder))
-                for name, num_chunks in wanted.items()
+                _Job(name, num_chunks * characters, partial(self._prepare, place, name, recorder))
+                for place, (name, num_chunks) in enumerate(wanted.items())
             )
         return self._summary(is_whole=is_whole)
 
     def _take_each(self, items: Iterable[Item], *, prefills: bool) -> Iterator[_Job]:
-        for item in items:
+        for place, item in enumerate(items):
             name = item.item if isinstance(item, ItemFailure) else item.document_id
-            yield _Job(name, _num_characters(item), partial(self._take, item, prefills))
+            yield _Job(name, _num_characters(item), partial(self._take, place, item, prefills))
 
     def _do_each(self, jobs: Iterable[_Job]) -> bool:
         """Do jobs on workers' threads; False if the run was stopped before the last."""
@@ -218,17 +219,17 @@ class PrecacheRun:
             in_flight.wait()
         return is_whole
 
-    def _take(self, item: Item, prefills: bool) -> None:
+    def _take(self, place: int, item: Item, prefills: bool) -> None:
         """One item, on a worker's thread."""
         if isinstance(item, ItemFailure):
-            self._fail(item)
+            self._fail(place, item)
             return
         if isinstance(item, TextFile):
             item = item.read()
             if isinstance(item, ItemFailure):
-                self._fail(item)
+                self._fail(place, item)
                 return
-        with self._reporting(item.document_id):
+        with self._reporting(place, item.document_id):
             if isinstance(item, StoredDocument):
                 stored = self._ingest.store_again(item.document_id)
             else:
@@ -243,14 +244,14 @@ class PrecacheRun:
                 self._num_tokens += stored.document.num_tokens
                 self._report(item.document_id)
 
-    def _prepare(self, document_id: str, recorder: NeighbourRecorder) -> None:
+    def _prepare(self, place: int, document_id: str, recorder: NeighbourRecorder) -> None:
         """One document's neighbours and entries, on a worker's thread."""
         document = self._ingest.catalog.get(document_id)
         # What another tokenizer cut has to be stored anew before it can be prepared.
         tokenizer = self._ingest.runtime.model.tokenizer.digest
         if document is None or document.tokenizer != tokenizer:
             return
-        with self._reporting(document_id):
+        with self._reporting(place, document_id):
             recorder.record(document)
             self._prefill(document)
             with self._lock:
@@ -285,18 +286,19 @@ class PrecacheRun:
         return wanted
 
     @contextmanager
-    def _reporting(self, item: str) -> Iterator[None]:
+    def _reporting(self, place: int, item: str) -> Iterator[None]:
         """Report what is wrong with one item; raise what no other item would fare better with."""
         try:
             yield
         except (StoreError, ModelError, DrainingError, RequestCancelledError):
             raise
         except ChunkCacheError as error:
-            self._fail(ItemFailure(item, error.code, error.message))
+            self._fail(place, ItemFailure(item, error.code, error.message))
 
-    def _fail(self, failure: ItemFailure) -> None:
+    def _fail(self, place: int, failure: ItemFailure) -> None:
+        """Note a failure, and where its item stood: several are at hand at once."""
         with self._lock:
-            self._failures.append(failure)
+            self._failures.append((place, failure))
             self._report(failure.item)
 
     def _rate(self) -> float:
@@ -332,7 +334,7 @@ class PrecacheRun:
             not_kept_chunks=self._not_kept,
             seconds=time.perf_counter() - self._started,
             tokens_per_second=self._rate(),
-            failures=tuple(self._failures),
+            failures=tuple(failure for _, failure in sorted(self._failures, key=itemgetter(0))),
             interrupted=not is_whole,
         )
 

@@ -25,7 +25,8 @@ def test_a_folder_is_prepared_once(cli, cli_json, write_documents, store: Path) 
     assert first["prefill_rows_per_token"] == pytest.approx(
         first["prefill_rows"] / first["prefilled_tokens"]
     )
-    assert first["prefill_rows_per_token"] > 2.5, "two neighbours and the opening, and itself"
+    # Two neighbours and the opening, and itself; chunks with the same neighbours may share them.
+    assert first["prefill_rows_per_token"] > 1.3
     second = cli_json("precache", folder, *PREPARATION)
     assert (second["unchanged"], second["prefilled_chunks"]) == (6, 0)
 
