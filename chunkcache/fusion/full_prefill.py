@@ -3,7 +3,7 @@
 Every block begins at a multiple of its size, whatever was reused in front of it, and runs as a
 product of one shape. So the keys and values of a whole block are a function of the tokens up to its
 end and of nothing else: a prompt that starts from the blocks of another has the bits that it would
-have had alone. Blocks are no slower than one run of all rows (measured: ``docs/experiments.md``).
+have had alone. Smaller blocks would share more and run slower (measured: ``docs/experiments.md``).
 """
 
 from collections.abc import Generator
@@ -14,8 +14,8 @@ from chunkcache.fusion.cost import CostMeter
 from chunkcache.fusion.recompute import MaskPositions, SequenceKV, only_rows_from, run_rows
 from chunkcache.model.runner import ModelRunner
 
-BLOCK_TOKENS = 256
-"""Rows of a block. Bits depend on it."""
+BLOCK_TOKENS = 1024
+"""Rows of a block, as many as the products of a layer take at once. Bits depend on it."""
 
 
 def full_prefill_steps(
